@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line. Results go to stdout, everything else to stderr; exit codes are in `errors`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from imagebuild import __version__
+from imagebuild.catalog import arch_names, project_root
+from imagebuild.command_build import build, fetch, gc
+from imagebuild.command_plan import lock, plan, render
+from imagebuild.errors import ImageBuildError
+from imagebuild.layer.entries import LayerError
+
+PROGRAM = "build.py"
+_COMPLETE = "_BUILD_PY_COMPLETE"
+_INTERRUPTED = 130
+
+
+class DefaultGroup(click.Group):
+    """A group whose default command is `build`, so that `build.py --arch A` works."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `build` before arguments that name no command."""
+        own = {"--help", "-h", "--version"}
+        if args and args[0].startswith("-") and args[0] not in own:
+            args = ["build", *args]
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Say which archs there are."""
+        archs = ", ".join(arch_names(project_root() / "images"))
+        formatter.write_paragraph()
+        formatter.write_text(f"Archs: {archs}. `--arch A` alone means `build --arch A`.")
+        formatter.write_text(
+            "Exit codes: 0 ok, 1 a check failed, 2 usage or manifest, 3 something is missing "
+            "(engine, GPU, disk, network), 4 lock or hash mismatch, 5 build failed, 130 interrupted."
+        )
+
+
+@click.group(cls=DefaultGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name=PROGRAM)
+def cli() -> None:
+    """Build a pinned LLM-serving stack into one container image per GPU architecture."""
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell; it completes `build.py` on the PATH and `./build.py`."""
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, PROGRAM, _COMPLETE).source())
+
+
+for command in (build, fetch, gc, lock, plan, render):
+    cli.add_command(command)
+
+
+def _fail(message: str) -> None:
+    click.secho("error: ", nl=False, err=True, fg="red", bold=True)
+    click.echo(message, err=True)
+
+
+def run(arguments: Sequence[str], **extra: Any) -> int:
+    """Run the command line and return its exit status; no exception of ours leaves it."""
+    try:
+        cli.main(list(arguments), prog_name=PROGRAM, complete_var=_COMPLETE, standalone_mode=False, **extra)
+    except ImageBuildError as error:
+        _fail(str(error))
+        return error.exit_code
+    except LayerError as error:
+        _fail(str(error))
+        return 4
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted; run the same command again to go on")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        return 0
+    except OSError as error:
+        _fail(f"{error.filename or 'system'}: {error.strerror or error}")
+        return 3
+    return 0
+
+
+def main() -> None:
+    """Entry point of `python build.py`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

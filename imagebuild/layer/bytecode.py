@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Byte-compile modules so that equal sources give equal .pyc files (PEP 552, unchecked hash).
+
+Must run under the image's own interpreter, since byte-code belongs to one Python minor version.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from types import CodeType
+
+_UNCHECKED_HASH = 0b01
+_CHUNK = 32
+
+
+def pyc_path(source: str) -> str:
+    """Return the `__pycache__` path that this interpreter loads for the module at `source`."""
+    folder, _, name = source.rpartition("/")
+    stem = name.removesuffix(".py")
+    return f"{folder}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"
+
+
+def _hold(code: CodeType, held: list[object]) -> None:
+    """Collect every string and constant of a code object.
+
+    marshal marks an object as shared only if its reference count is above one, so whether an
+    interned name is marked depends on what else the process has loaded. Holding one more
+    reference to each makes the marks, and so the bytes, independent of that.
+    """
+    held += [code.co_name, code.co_qualname, code.co_filename]  # type: ignore[attr-defined]
+    for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+        held.append(names)
+        held += names
+    pending: list[object] = list(code.co_consts)
+    while pending:
+        value = pending.pop()
+        held.append(value)
+        if isinstance(value, CodeType):
+            _hold(value, held)
+        elif isinstance(value, tuple | frozenset):
+            pending += value
+
+
+def compile_source(source: bytes, path: str) -> bytes:
+    """Return the .pyc bytes of a module's source; `path` is its absolute image path.
+
+    Raises SyntaxError or ValueError for a source that this interpreter cannot compile.
+    """
+    code = compile(source, path, "exec", dont_inherit=True, optimize=0)
+    held: list[object] = []
+    _hold(code, held)
+    header = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH.to_bytes(4, "little")
+    return header + importlib.util.source_hash(source) + marshal.dumps(code)
+
+
+def _compile_or_none(job: tuple[bytes, str]) -> bytes | None:
+    try:
+        return compile_source(*job)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def compile_all(jobs: list[tuple[bytes, str]], workers: int) -> list[bytes | None]:
+    """Compile many sources with `workers` processes; None where a source does not compile."""
+    if workers <= 1 or len(jobs) <= _CHUNK:
+        return [_compile_or_none(job) for job in jobs]
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(_compile_or_none, jobs, chunksize=_CHUNK))

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The as-written form of everything under images/: one strict model per file kind.
+
+Nothing here looks at a second file; what needs two files (unknown stack, stale lock) is judged
+in `resolve`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import posixpath
+import re
+from typing import Annotated, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from imagebuild.arch import parse_arch
+from imagebuild.diagnostics import Refused, closest
+from imagebuild.layer.base import BaseSettings
+
+
+class Model(BaseModel):
+    """Strict, closed and frozen."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=True)
+
+
+def _matching(pattern: str, what: str) -> AfterValidator:
+    compiled = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not compiled.fullmatch(value):
+            raise ValueError(f'expected {what}, found "{value}"')
+        return value
+
+    return AfterValidator(check)
+
+
+def _reason(value: str) -> str:
+    if len(value.split()) < 3:
+        raise ValueError("say why in three words or more")
+    return value
+
+
+def _canonical(value: str) -> str:
+    if canonicalize_name(value) != value:
+        raise Refused(f'"{value}" is not a normalised package name', suggestion=canonicalize_name(value))
+    return value
+
+
+def _arch(value: str) -> str:
+    if parse_arch(value).name != value:
+        raise Refused(f'"{value}" is not the normal spelling', suggestion=parse_arch(value).name)
+    return value
+
+
+def _one_line(value: str) -> str:
+    if not value.strip() or not value.isprintable():
+        raise ValueError("write one line of text")
+    return value
+
+
+def _pin(value: str) -> str:
+    try:
+        requirement = Requirement(value)
+    except InvalidRequirement:
+        raise ValueError("not a requirement: write name==version") from None
+    specifiers = list(requirement.specifier)
+    if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
+        raise ValueError("pin one version exactly, like torch==2.11.0")
+    if requirement.url is not None or requirement.marker is not None:
+        raise ValueError("a pin has no URL and no marker, only name, extras and ==version")
+    _canonical(requirement.name)
+    return value
+
+
+def _relative(value: str) -> str:
+    if value.startswith("/") or not _normal(value) or value.startswith(".."):
+        raise ValueError("write a normalised path relative to images/, without .. and spaces")
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/") or value.startswith("//") or not _normal(value):
+        raise ValueError("write a normalised absolute image path, without .. and spaces")
+    return value
+
+
+def _normal(path: str) -> bool:
+    return posixpath.normpath(path) == path and path.isprintable() and " " not in path
+
+
+Name = Annotated[str, _matching(r"[a-z0-9]+([._-][a-z0-9]+)*", "lower-case words joined by . _ or -")]
+Package = Annotated[str, AfterValidator(_canonical)]
+PackagePattern = Annotated[
+    str, _matching(r"[a-z0-9*]+(-[a-z0-9*]+)*", "a normalised package name, * for any characters")
+]
+Pin = Annotated[str, AfterValidator(_pin)]
+Reason = Annotated[str, AfterValidator(_reason)]
+DebianPackage = Annotated[
+    str, _matching(r"[a-z0-9][a-z0-9+.-]+", "a Debian package name (Debian policy 5.6.1)")
+]
+RelativePath = Annotated[str, AfterValidator(_relative)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+EnvName = Annotated[str, _matching(r"[A-Z_][A-Z0-9_]*", "an environment variable's name in capitals")]
+Env = dict[EnvName, str]
+Line = Annotated[str, AfterValidator(_one_line)]
+
+
+class PythonSource(Model):
+    """What a Python lock is made from.
+
+    `exclude_newer` is the day (UTC) after which nothing on the index is seen, so that the same
+    source resolves to the same lock on any later day. `platform` is uv's name for the target.
+    """
+
+    python: Annotated[str, _matching(r"3\.\d+", "a Python minor version in quotes")]
+    platform: Line
+    exclude_newer: datetime.date
+    requirements: Annotated[tuple[Pin, ...], Field(min_length=1)]
+    prereleases: tuple[Package, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> PythonSource:
+        names = self.pinned
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise Refused(f"{name} is pinned twice", at=("requirements", index))
+        for index, name in enumerate(self.prereleases):
+            if name not in names:
+                raise Refused(
+                    f"a pre-release is allowed only for a pinned package, not {name}",
+                    suggestion=closest(name, names),
+                    at=("prereleases", index),
+                )
+        return self
+
+    @property
+    def pinned(self) -> list[str]:
+        """The names of `requirements`, in their order."""
+        return [canonicalize_name(Requirement(pin).name) for pin in self.requirements]
+
+
+class CudaHome(Model):
+    """Make the pip-installed CUDA toolkit link: lib64, lib*.so link names, a libcuda stub."""
+
+    kind: Literal["cuda-home"]
+
+
+class Symlinks(Model):
+    """Symbolic links to add: image path → link text."""
+
+    kind: Literal["symlinks"]
+    links: dict[AbsolutePath, Line]
+
+
+class Bytecompile(Model):
+    """Byte-compile the modules listed in `list` (one path per line, relative to the image root)."""
+
+    kind: Literal["bytecompile"]
+    list: RelativePath
+
+
+TransformItem = Annotated[CudaHome | Symlinks | Bytecompile, Field(discriminator="kind")]
+
+
+class LayerItem(Model):
+    """One Python layer: the packages whose names match, first matching layer wins."""
+
+    name: Name
+    packages: Annotated[tuple[PackagePattern, ...], Field(min_length=1)]
+    transforms: tuple[TransformItem, ...] = ()
+
+
+class OrderItem(Model):
+    """Two wheels that ship the same paths with other content: `after` is installed second and wins."""
+
+    before: Package
+    after: Package
+    reason: Reason
+
+
+class FileItem(Model):
+    """A file of images/ that goes into the launch layer."""
+
+    source: RelativePath
+    target: AbsolutePath
+    mode: Annotated[str, _matching(r"0[0-7]{3}", 'an octal mode in quotes, like "0755"')] = "0644"
+
+
+class Runtime(Model):
+    """The image's configuration. `cache` is the one writable volume folder."""
+
+    uid: Annotated[int, Field(ge=0)]
+    gid: Annotated[int, Field(ge=0)]
+    workdir: AbsolutePath
+    cache: AbsolutePath
+    entrypoint: Annotated[tuple[str, ...], Field(min_length=1)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+RESERVED_LAYERS = ("base", "launch", "tools")
+
+
+class StackManifest(Model):
+    """images/stacks/<name>/stack.yaml: one pinned serving stack, shared by archs.
+
+    `main` is the package whose version names the image's tags.
+    """
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: Name
+    title: Line
+    licences: Line
+    base: Name
+    main: Package
+    cuda: Annotated[str, _matching(r"\d+\.\d+", "a CUDA release in quotes")]
+    source: PythonSource
+    prefix: AbsolutePath
+    layers: Annotated[tuple[LayerItem, ...], Field(min_length=1)]
+    order: tuple[OrderItem, ...] = ()
+    files: tuple[FileItem, ...] = ()
+    env: Env = {}
+    runtime: Runtime
+
+    @model_validator(mode="after")
+    def _main_is_pinned(self) -> StackManifest:
+        pinned = self.source.pinned
+        if self.main not in pinned:
+            near = closest(self.main, pinned)
+            message = f"{self.main} is not pinned in source.requirements"
+            raise Refused(message, allowed=pinned, suggestion=near, at=("main",))
+        return self
+
+    @model_validator(mode="after")
+    def _layers_cover(self) -> StackManifest:
+        names: set[str] = set()
+        patterns: dict[str, str] = {}
+        for index, layer in enumerate(self.layers):
+            if layer.name in RESERVED_LAYERS:
+                raise Refused(f"{layer.name} is the name of a layer of ours", at=("layers", index, "name"))
+            if layer.name in names:
+                raise Refused(f"a second layer {layer.name}", at=("layers", index, "name"))
+            names.add(layer.name)
+            for number, pattern in enumerate(layer.packages):
+                if pattern in patterns:
+                    message = f"{pattern} is already in layer {patterns[pattern]}"
+                    raise Refused(message, at=("layers", index, "packages", number))
+                patterns[pattern] = layer.name
+        if "*" not in patterns:
+            raise Refused('one layer must take the rest: packages: ["*"]', at=("layers",))
+        return self
+
+    @model_validator(mode="after")
+    def _files_and_order(self) -> StackManifest:
+        targets = [item.target for item in self.files]
+        for index, target in enumerate(targets):
+            if target in targets[:index]:
+                raise Refused(f"a second file for {target}", at=("files", index, "target"))
+        for index, item in enumerate(self.order):
+            if item.before == item.after:
+                raise Refused(f"{item.after} cannot come after itself", at=("order", index, "after"))
+        return self
+
+
+class ImageManifest(Model):
+    """images/<arch>/image.yaml: one image.
+
+    `exclude` names packages of the stack's lock that this arch has no use for, with the reason.
+    """
+
+    schema_version: Literal[1] = Field(alias="schema")
+    arch: Annotated[str, AfterValidator(_arch)]
+    stack: Name
+    name: Name
+    title: Line
+    exclude: dict[Package, Reason] = {}
+    env: Env = {}
+
+
+class ToolsManifest(Model):
+    """images/tools/tools.yaml: wheels that the build containers need beside our own code."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    source: PythonSource
+
+
+class BaseManifest(Model):
+    """images/base/<name>/base.yaml: the Debian base. `packages` maps a name to its reason."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    release: Name
+    architecture: Name
+    packages: dict[DebianPackage, Reason]
+    settings: BaseSettings
+
+
+def as_json(model: BaseModel) -> dict[str, Any]:
+    """Return a model's JSON form with the names that users write."""
+    return model.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only module that starts programs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from imagebuild.errors import BuildError, PreconditionError
+
+log = logging.getLogger(__name__)
+
+
+def _start(
+    argv: Sequence[str], cwd: Path | None, env: Mapping[str, str] | None, stdout: int, stderr: int
+) -> subprocess.Popen[str]:
+    log.debug("run: %s", shlex.join(argv))
+    try:
+        return subprocess.Popen(
+            list(argv),
+            cwd=cwd,
+            env=None if env is None else {**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise PreconditionError(f"program not found: {argv[0]}") from error
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End a program and all that it started, so that an interrupt leaves nothing running."""
+    if process.poll() is not None:
+        return
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    except ProcessLookupError:
+        process.wait()
+
+
+def _tail(text: str, lines: int = 30) -> str:
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def output(
+    argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    timeout: float | None = 600,
+) -> str:
+    """Run a program and return its standard output.
+
+    Raises PreconditionError if it is not installed, BuildError (with the end of its standard
+    error) if it exits non-zero or outlives `timeout` seconds.
+    """
+    process = _start(argv, cwd, env, subprocess.PIPE, subprocess.PIPE)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{argv[0]} did not finish in {timeout:.0f} s") from error
+    finally:
+        _stop(process)
+    if process.returncode != 0:
+        raise BuildError(f"{shlex.join(argv)} exited {process.returncode}\n{_tail(err or out)}")
+    return out
+
+
+def stream(
+    argv: Sequence[str], on_line: Callable[[str], None], *, cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Run a program, hand each line of its output (both streams) to `on_line`, return its status."""
+    process = _start(argv, cwd, env, subprocess.PIPE, subprocess.STDOUT)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            on_line(line.rstrip("\n"))
+        return process.wait()
+    finally:
+        _stop(process)
