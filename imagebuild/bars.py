@@ -19,33 +19,38 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 from rich.progress import Task as RichTask
+from rich.table import Column
 from rich.text import Text
 
 from imagebuild.progress import Progress, Task, Unit, size_text
+
+_NUMBERS = 48  # characters of the columns for percent, amount, rate and time, the gaps and an indent
 
 
 @contextlib.contextmanager
 def open_bars(stream: TextIO) -> Iterator[Progress]:
     """Show bars on a terminal until the context ends; the cursor comes back however it ends."""
+    console = Console(file=stream, force_terminal=True)
+    bar = 24 if console.width >= 110 else 10
     bars = RichProgress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=bar),
         TaskProgressColumn(),
         _Amount(),
         _Rate(),
         TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(file=stream, force_terminal=True),
+        console=console,
         refresh_per_second=5,
         redirect_stdout=False,  # stdout carries the result
         redirect_stderr=stream is sys.stderr,
     )
     with bars:
-        yield _Bars(bars)
+        yield _Bars(bars, name_width=min(38, max(12, console.width - bar - _NUMBERS)))
 
 
 class _Bars:
-    def __init__(self, bars: RichProgress) -> None:
-        self._bars = bars
+    def __init__(self, bars: RichProgress, name_width: int) -> None:
+        self._bars, self._name_width = bars, name_width
 
     @contextlib.contextmanager
     def task(
@@ -57,7 +62,7 @@ class _Bars:
         unit: Unit = "bytes",
         detail: bool = False,
     ) -> Iterator[Task]:
-        task = _Task(self._bars, TaskID(-1), detail)
+        task = _Task(self._bars, self._name_width if detail else 0)
         task.ident = self._bars.add_task(task.label(description), total=total, completed=done, unit=unit)
         try:
             yield task
@@ -72,11 +77,14 @@ class _Bars:
 
 
 class _Task:
-    def __init__(self, bars: RichProgress, ident: TaskID, detail: bool) -> None:
-        self._bars, self.ident, self._detail = bars, ident, detail
+    """`name_width` is that of a detail's file name, 0 for a main task."""
+
+    def __init__(self, bars: RichProgress, name_width: int) -> None:
+        self._bars, self._name_width = bars, name_width
+        self.ident = TaskID(-1)
 
     def label(self, text: str) -> str:
-        return f"  {_short(text)}" if self._detail else text
+        return f"  {_short(text, self._name_width)}" if self._name_width else text
 
     def advance(self, count: int) -> None:
         self._bars.advance(self.ident, count)
@@ -99,6 +107,7 @@ class _Rate(ProgressColumn):
         return Text(f"{size_text(speed)}/s" if speed > 0 and task.fields["unit"] == "bytes" else "")
 
 
-def _short(name: str, width: int = 38) -> str:
+def _short(name: str, width: int) -> str:
     """Return a file name cut in its middle, since wheels differ at both ends."""
-    return name if len(name) <= width else f"{name[: width - 15]}…{name[-14:]}"
+    end = width // 3 + 1
+    return name if len(name) <= width else f"{name[: width - end - 1]}…{name[-end:]}"

@@ -14,6 +14,7 @@ from typing import Any
 from imagebuild.engine import Report
 
 _KEPT_LINES = 40
+_LARGEST_EVENT = 1 << 20  # characters
 _MOUNTS = re.compile(r"--mount=\S+ ")
 _SOURCE = re.compile(r"from=(\S+?),")
 
@@ -37,17 +38,27 @@ class StepLog:
     finished: set[str] = field(default_factory=set)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
     errors: list[str] = field(default_factory=list)
+    pending: str = ""
 
     def line(self, text: str) -> None:
-        """Take one line of the stream; a line that is not JSON is buildx's own message."""
-        try:
-            event = json.loads(text)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
+        """Take one line of the stream; an event may be one line (new buildx) or many (0.13).
+
+        What is not JSON is buildx's own message.
+        """
+        if not self.pending and not text.startswith("{"):
             if text.strip():
                 self.tail.append(text)
             return
+        self.pending += text + "\n"
+        if not text.endswith("}"):
+            return
+        try:
+            event = json.loads(self.pending)
+        except ValueError:
+            if len(self.pending) > _LARGEST_EVENT:
+                self.pending = ""
+            return
+        self.pending = ""
         for vertex in event.get("vertexes") or []:
             self._vertex(vertex)
         for log in event.get("logs") or []:

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from imagebuild.errors import IntegrityError, PreconditionError
 from imagebuild.layer.spec import Artifact
-from imagebuild.progress import Progress, Quiet, size_text
+from imagebuild.progress import Progress, Quiet, files_text, size_text
 
 PART_MAX_AGE_S = 7 * 24 * 3600
 SPACE_MARGIN = 64 << 20  # bytes left free for the file system's own needs
@@ -52,7 +52,7 @@ class Store:
         """Tell whether the file is there with the right size; `verify` reads its bytes too."""
         try:
             size = self.path(artifact.sha256).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return artifact.size <= 0 or size == artifact.size
 
@@ -60,7 +60,7 @@ class Store:
         """Return how many bytes of an unfinished download are there."""
         try:
             return self.part_path(sha256).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0
 
     @contextlib.contextmanager
@@ -115,7 +115,7 @@ class Store:
         missing = [a.file for a, digest in zip(wanted, found, strict=True) if not digest]
         if missing:
             raise PreconditionError(
-                f"{len(missing)} files are not in the cache {self.root}: {', '.join(missing[:5])}"
+                f"not in the cache {self.root}: {files_text(len(missing))}: {', '.join(missing[:5])}"
                 + (" …" if len(missing) > 5 else ""),
                 hint="python build.py fetch gets them",
             )

@@ -18,7 +18,7 @@ from pathlib import Path
 from imagebuild.cache import Store, blocks, check_space, disk_error, hash_file, write_all
 from imagebuild.errors import IntegrityError, ManifestError, PreconditionError
 from imagebuild.layer.spec import Artifact
-from imagebuild.progress import Progress, Quiet
+from imagebuild.progress import Progress, Quiet, files_text
 from imagebuild.transfer import Stopped
 
 SUMS = "SHA256SUMS"
@@ -84,7 +84,7 @@ def find_in(source: Path, artifacts: Iterable[Artifact]) -> dict[str, tuple[Path
         lines = "".join(f"\n  {name}" for name in missing[:20])
         more = f"\n  and {len(missing) - 20} more" if len(missing) > 20 else ""
         raise PreconditionError(
-            f"--from {source}: {len(missing)} files are missing:{lines}{more}",
+            f"--from {source}: it lacks {files_text(len(missing))}:{lines}{more}",
             hint="export with the same locks: python build.py fetch --arch ARCH --export DIR",
         )
     return found

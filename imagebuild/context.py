@@ -91,7 +91,7 @@ def _layer_folder(plan: Plan, layer: LayerSpec, images: Path, parent: Path, loca
 def base_tar_key(plan: Plan) -> str:
     """Return the digest of everything that the base's tar depends on."""
     base = plan.layers[0]
-    return digest([[asdict(a) for a in base.artifacts], asdict(plan.base), plan.mtime, plan.tool_code])
+    return digest([[asdict(a) for a in base.artifacts], asdict(plan.base), plan.mtime, plan.base_code])
 
 
 def _base_tar(plan: Plan, parent: Path, locate: Locate) -> Path:

@@ -19,10 +19,9 @@ from imagebuild.cache import DiskTrouble, Store
 from imagebuild.carry import copy_in, export_to, find_in
 from imagebuild.errors import ImageBuildError, IntegrityError, ManifestError, PreconditionError
 from imagebuild.hostconf import HostNetwork, apt_proxies, host_network
-from imagebuild.index import find_wheel
 from imagebuild.layer.spec import Artifact
 from imagebuild.mirror import Mirrors, find_mirrors, urls_for
-from imagebuild.progress import Progress, Quiet, Task, size_text
+from imagebuild.progress import Progress, Quiet, Task, files_text, size_text
 from imagebuild.redact import without_credentials
 from imagebuild.session import LoginRefused, Reach, Session, open_session
 from imagebuild.settings import Settings
@@ -156,6 +155,8 @@ def _urls(artifact: Artifact, network: _Network, session: Session, stop: threadi
     if artifact.kind == "deb":
         assert network.mirrors is not None
         return urls_for(artifact, network.mirrors, network.snapshot, network.created)
+    from imagebuild.index import find_wheel  # pypi-simple is slow to import
+
     return (patiently(lambda: find_wheel(artifact, network.host, session), session, network.retry, stop),)
 
 
@@ -272,7 +273,7 @@ def _raise_failures(run: _Run, total: int) -> None:
         reasons = "".join(dict.fromkeys(f"\n  {error.server}: {error.reason}" for error in silent))
         size = size_text(sum(artifact.size for artifact, _ in failures))
         raise PreconditionError(
-            f"no network: {len(failures)} files ({size}) are not in {run.store.root}, "
+            f"no network: {files_text(len(failures))} ({size}) not in {run.store.root}, "
             f"and nothing answers:{reasons}",
             hint="check proxy and index settings; without network: run `python build.py fetch --arch ARCH "
             "--export DIR` on a machine that has it, bring DIR here and add `--from DIR`",
@@ -289,7 +290,7 @@ def _raise_failures(run: _Run, total: int) -> None:
     ]  # fmt: skip
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"and {len(lines) - _SHOWN} more"]
-    text = f"{len(failures)} of {total} files could not be fetched:" + "".join(f"\n  {x}" for x in lines)
+    text = f"could not fetch {len(failures)} of {files_text(total)}:" + "".join(f"\n  {x}" for x in lines)
     hint = "\n        ".join(dict.fromkeys(error.hint for error in errors if error.hint))
     for kind in (IntegrityError, ManifestError):
         if any(isinstance(error, kind) for error in errors):

@@ -40,7 +40,8 @@ class Plan(BaseModel):
 
     `layers` go slow-changing first; the first is the Debian base. `overlaps` are the pairs of
     wheels (before, after) that may ship the same path. `tools` are wheels for the build
-    containers and `tool_code` the sha256 of our own code in them. `prefix` is the virtual
+    containers, `tool_code` the sha256 of our own code in them and `base_code` that of the code that
+    unpacks the base. `prefix` is the virtual
     environment's absolute path, `python` its minor version, `mtime` (s since 1970) the time of
     every file, `created` the same as text.
     """
@@ -61,6 +62,7 @@ class Plan(BaseModel):
     overlaps: tuple[tuple[str, str], ...]
     tools: tuple[Artifact, ...]
     tool_code: str
+    base_code: str
     config: Config
 
     @cached_property

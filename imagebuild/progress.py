@@ -89,9 +89,14 @@ def size_text(count: float) -> str:
     """Return a number of bytes for people: `4.6 GB` (decimal units, as disks and networks are sold)."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.5 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.5 else f"{count:.1f} {unit}"
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.95 else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def files_text(count: int) -> str:
+    """Return `1 file` or `3 files`."""
+    return "1 file" if count == 1 else f"{count} files"
 
 
 def time_text(seconds: float) -> str:

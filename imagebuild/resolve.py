@@ -20,7 +20,7 @@ from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
 from imagebuild.lock import Lock, digest
 from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Symlinks
 from imagebuild.plan import LABEL_PREFIX, SCHEMA, Config, Plan
-from imagebuild.toolbox import code_digest
+from imagebuild.toolbox import base_digest, code_digest
 
 
 def resolve(images: Path, arch_text: str) -> Plan:
@@ -52,6 +52,7 @@ def resolve(images: Path, arch_text: str) -> Plan:
         overlaps=tuple((item.before, item.after) for item in recipe.stack.order),
         tools=tools_lock.artifacts,
         tool_code=code_digest(),
+        base_code=base_digest(),
         config=_config(recipe, python_lock, created, names),
     )
 

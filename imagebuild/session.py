@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
 
 from imagebuild.errors import PreconditionError
@@ -72,6 +73,8 @@ class Session(requests.Session):
         self.headers["User-Agent"] = "imagebuild"
         self.headers["Accept-Encoding"] = "identity"
         self.mount("https://", _Adapter(_context(host)))
+        if host.trusted_hosts:  # the user has said so; a warning per request adds nothing
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         for name in host.trusted_hosts:
             for end in ("/", ":") if ":" not in name else ("/",):
                 self.mount(f"https://{name}{end}", _Adapter(_no_check(host), check=False))

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own code inside build containers: which files it is, and its digest.
+"""Our own code that makes layers: which files it is, and its digest.
 
-The `tools` build context is these files, the locked tool wheels and a `__main__.py`.
+The `tools` build context is the code that runs in build containers, the locked tool wheels and a
+`__main__.py`. Which files those are follows from the imports, so that an edit to code that only
+the host runs leaves every layer cached.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 from pathlib import Path
 
+PACKAGE = Path(__file__).resolve().parent
 MAIN = """\
 import sys
 
@@ -18,19 +23,54 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+def _imports(path: Path) -> set[Path]:
+    """Return the modules of ours that a module imports (absolute imports only, as is the rule here)."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            target = PACKAGE.parent.joinpath(*parts).with_suffix(".py")
+            if parts[0] == PACKAGE.name and target.is_file():
+                found.add(target)
+    return found
+
+
+@functools.cache
+def _closure(entry: str) -> dict[str, bytes]:
+    """Return path → content of a module of imagebuild.layer and all of ours that it needs."""
+    todo, seen = [PACKAGE / "layer" / f"{entry}.py"], set[Path]()
+    while todo:
+        path = todo.pop()
+        if path not in seen:
+            seen.add(path)
+            todo += _imports(path)
+    seen |= {PACKAGE / "__init__.py", PACKAGE / "layer" / "__init__.py"}
+    return {p.relative_to(PACKAGE.parent).as_posix(): p.read_bytes() for p in sorted(seen)}
+
+
 def code_files() -> dict[str, bytes]:
-    """Return the context path and content of every file of ours, sorted by path."""
-    package = Path(__file__).resolve().parent
-    files = {"__main__.py": MAIN.encode()}
-    for path in [package / "__init__.py", *package.glob("layer/*.py")]:
-        files[f"{package.name}/{path.relative_to(package).as_posix()}"] = path.read_bytes()
-    return dict(sorted(files.items()))
+    """Return the context path and content of every file of ours in a build container."""
+    return {"__main__.py": MAIN.encode(), **_closure("run")}
 
 
-def code_digest() -> str:
-    """Return the sha256 of all files of ours, by path and content."""
+def _digest(files: dict[str, bytes]) -> str:
     total = hashlib.sha256()
-    for path, content in code_files().items():
+    for path, content in files.items():
         total.update(f"{path}\0{len(content)}\0".encode())
         total.update(content)
     return total.hexdigest()
+
+
+def code_digest() -> str:
+    """Return the sha256 of the code in build containers, by path and content."""
+    return _digest(code_files())
+
+
+def base_digest() -> str:
+    """Return the sha256 of the code that unpacks the Debian base on the host."""
+    return _digest(_closure("base"))

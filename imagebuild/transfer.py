@@ -12,6 +12,7 @@ import email.utils
 import hashlib
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -284,7 +285,7 @@ def _transient(error: Exception) -> Transient:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost reason of a chain of wrapped errors, without object addresses and secrets."""
+    """Return the innermost reason of a chain of wrapped errors, without object names and secrets."""
     inner = error
     while True:
         reason = getattr(inner, "reason", None)
@@ -293,7 +294,7 @@ def _reason(error: BaseException) -> str:
         if below is None:
             break
         inner = below
-    text = str(inner).rpartition(">: ")[2] or type(inner).__name__
+    text = re.sub(r"^(?:HTTPS?Connection\([^)]*\)|<[^>]*>): ", "", str(inner)) or type(inner).__name__
     return redact(text)
 
 

@@ -25,6 +25,11 @@ from imagebuild.layer.deb import DEFAULT_LIMIT, Deb, Spool, read_deb
 from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, merge, symlink_entry
 from imagebuild.layer.tree import by_path, follow
 
+__all__ = [
+    "Alternative", "BaseSettings", "Copy", "Directory", "Diversion", "TextFile", "User", "base_entries",
+    "excluded", "settings_from_json", "settings_to_json",
+]
+
 
 @dataclass(frozen=True)
 class Alternative:
@@ -145,7 +150,7 @@ def base_entries(
     """
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         packages = list(pool.map(functools.partial(read_deb, spool=spool, limit=limit), sorted(debs)))
-    tree = _unpack(packages, settings)
+    tree = by_path(merge(_unpack(packages, settings).values()))
     for path, directory in settings.directories.items():
         _add(tree, dir_entry(path, int(directory.mode, 8), directory.uid, directory.gid), "directories")
     for path, target in settings.links.items():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,12 @@ from imagebuild.layer.spool import PIECE, Spool
 
 __all__ = ["DEFAULT_LIMIT", "Deb", "Spool", "parse_stanzas", "read_control", "read_deb"]
 
-DEFAULT_LIMIT = 4 << 30
-_CONTROL_LIMIT = 64 << 20
+DEFAULT_LIMIT = 1 << 30
+_CONTROL_LIMIT = 16 << 20
+# deb-control(5)
+_FIELDS = {
+    "Package": r"[a-z0-9][a-z0-9+.-]+", "Version": r"[A-Za-z0-9.+:~-]+", "Architecture": r"[a-z0-9-]+",
+}
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,19 @@ def _file_name(path: Path, control: Mapping[str, bytes]) -> str:
     return "_".join(fields.get(key, "") for key in ("Package", "Version", "Architecture")) + ".deb"
 
 
+def _check_fields(control: Mapping[str, bytes], where: str) -> None:
+    """Refuse a control file without the fields that become file names below /var/lib/dpkg."""
+    try:
+        stanzas = parse_stanzas(control["control"].decode())
+    except (KeyError, UnicodeDecodeError) as error:
+        raise LayerError(f"{where}: has no readable file called control") from error
+    fields = stanzas[0] if stanzas else {}
+    for key, pattern in _FIELDS.items():
+        value = fields.get(key, "")
+        if not re.fullmatch(pattern, value):
+            raise LayerError(f"{where}: control: {key} is {value!r}; allowed: {pattern}")
+
+
 def _control(stream: IO[bytes], members: Sequence[Member], origin: str) -> dict[str, bytes]:
     name, offset, size = member(members, "control.tar", origin)
     tar = Unpacked(stream, offset, size, _CONTROL_LIMIT, f"{origin}: {name}")
@@ -102,8 +120,7 @@ def _control(stream: IO[bytes], members: Sequence[Member], origin: str) -> dict[
             raise LayerError(f"{origin}: {name}: {head.path}: only plain files belong there")
         control[head.path] = tar.read(head.size)
         tar.skip(-head.size % 512)
-    if b"Package:" not in control.get("control", b""):
-        raise LayerError(f"{origin}: {name}: has no control file with a Package field")
+    _check_fields(control, f"{origin}: {name}")
     return control
 
 
@@ -111,6 +128,8 @@ def _entries(tar: Unpacked, spool: Spool, origin: str) -> Iterator[Entry]:
     files: dict[str, Entry] = {}
     for head in tar_headers(tar, origin):
         if not head.path:
+            if head.kind != "dir":
+                raise LayerError(f"{origin}: its root is a {head.kind}")
             continue
         if head.kind == "file":
             pieces = tuple(_spooled(tar, spool, head.size))

@@ -18,8 +18,9 @@ from imagebuild.layer.entries import LayerError, safe_path
 
 _CHUNK = 1 << 18
 _NAME_LIMIT = 4096
+_ID_LIMIT = 0xFFFFFFFE
 
-Member = tuple[str, int, int]
+Member = tuple[str, int, int]  # name, offset of the content, its size
 
 
 def ar_members(stream: IO[bytes], origin: str) -> list[Member]:
@@ -60,11 +61,16 @@ def member(members: Sequence[Member], stem: str, origin: str) -> Member:
 
 
 class _Decompressor(Protocol):
+    """What lzma's decompressor has, and what `_Gzip` gives zlib's."""
+
     @property
     def eof(self) -> bool: ...
 
     @property
     def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
@@ -82,6 +88,10 @@ class _Gzip:
     @property
     def needs_input(self) -> bool:
         return not self._inner.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
         return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
@@ -139,8 +149,8 @@ class Unpacked:
                 piece = inner.decompress(data, _CHUNK * 4)
             except (lzma.LZMAError, zlib.error) as error:
                 raise LayerError(f"{self._where}: damaged: {error}") from error
-        if inner.eof and self._left:
-            raise LayerError(f"{self._where}: {self._left} bytes follow the compressed data")
+        if inner.eof and (self._left or inner.unused_data):
+            raise LayerError(f"{self._where}: data follows the end of the compressed data")
         return piece
 
     def read(self, size: int) -> bytes:
@@ -166,18 +176,17 @@ class Unpacked:
 
     def finish(self) -> None:
         """Read to the end, so that the compressed data's own checks run. Only zeros may be left."""
-        rest = self._buffer[self._position :]
+        rest = self._buffer[self._position :] or self._more()
         while rest:
             if rest.strip(b"\0"):
                 raise LayerError(f"{self._where}: data follows the end of the tar")
             rest = self._more()
-        while rest := self._more():
-            if rest.strip(b"\0"):
-                raise LayerError(f"{self._where}: data follows the end of the tar")
 
 
 @dataclass(frozen=True)
 class Head:
+    """One member of a tar; fields as in `Entry`, except that a hard link's `target` is not normalised."""
+
     path: str
     kind: str
     mode: int
@@ -218,6 +227,8 @@ def tar_headers(tar: Unpacked, origin: str) -> Iterator[Head]:
                 long_link = text
             continue
         name = long_name or _ustar_name(block, origin)
+        if "\n" in name:  # dpkg's lists have one path a line
+            raise LayerError(f"{origin}: refused path {name!r}")
         target = long_link or _text(block[157:257], origin)
         long_name = long_link = ""
         if kind not in _KINDS:
@@ -231,7 +242,8 @@ def tar_headers(tar: Unpacked, origin: str) -> Iterator[Head]:
         yield Head(
             safe_path(name.rstrip("/") or "/", origin), word,
             _octal(block[100:108], origin, "mode") & 0o7777,
-            _octal(block[108:116], origin, "uid"), _octal(block[116:124], origin, "gid"),
+            _octal(block[108:116], origin, "uid", _ID_LIMIT),
+            _octal(block[116:124], origin, "gid", _ID_LIMIT),
             size, target if word in ("symlink", "hardlink") else "",
         )
 
@@ -249,13 +261,15 @@ def _ustar_name(block: bytes, origin: str) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
-def _octal(raw: bytes, origin: str, what: str) -> int:
+def _octal(raw: bytes, origin: str, what: str, largest: int = 1 << 62) -> int:
     """Read a tar number: octal text, or GNU's base 256 for large values."""
-    if raw[0] == 0x80:
-        return int.from_bytes(raw[1:], "big")
     digits = raw.strip(b" \0")
-    if not digits:
-        return 0
-    if digits.strip(b"01234567"):
+    if raw[0] == 0x80:
+        value = int.from_bytes(raw[1:], "big")
+    elif digits.strip(b"01234567"):
+        value = -1
+    else:
+        value = int(digits or b"0", 8)
+    if not 0 <= value <= largest:
         raise LayerError(f"{origin}: damaged tar header ({what} {raw!r})")
-    return int(digits, 8)
+    return value

@@ -90,7 +90,7 @@ def _relations(text: str) -> str:
 
 def _conffiles(deb: Deb, content: Callable[[str], bytes | None]) -> str:
     lines = []
-    for line in deb.control.get("conffiles", b"").decode().splitlines():
+    for line in deb.control.get("conffiles", b"").decode(errors="replace").splitlines():
         path = line.strip()
         if not path:
             continue
@@ -106,13 +106,15 @@ def _triggers(debs: Iterable[Deb]) -> list[Entry]:
     files: list[str] = []
     names: dict[str, list[str]] = {}
     for deb in debs:
-        for line in deb.control.get("triggers", b"").decode().splitlines():
+        for line in deb.control.get("triggers", b"").decode(errors="replace").splitlines():
             words = line.split("#")[0].split()
             if len(words) != 2 or not words[0].startswith("interest"):
                 continue
             who = info_name(deb.fields) + ("/noawait" if words[0] == "interest-noawait" else "")
             if words[1].startswith("/"):
                 files.append(f"{words[1]} {who}\n")
+            elif not re.fullmatch(r"[A-Za-z0-9][^/]*", words[1]) or words[1] in ("File", "Unincorp", "Lock"):
+                raise LayerError(f"{deb.file}: triggers: {words[1]!r} is no trigger name")
             else:
                 names.setdefault(words[1], []).append(f"{who}\n")
     entries = [file_entry(f"{ROOT}/triggers/{name}", "".join(who).encode()) for name, who in names.items()]

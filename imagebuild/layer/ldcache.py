@@ -185,8 +185,8 @@ def _scan(tree: Mapping[str, Entry], real: str, names: Iterable[str]) -> dict[st
         shared = tree[entry.target] if entry.kind == "hardlink" else entry
         try:
             found = soname(shared.read())
-        except LayerError as error:
-            raise LayerError(f"{file}: {error}") from error
+        except (LayerError, struct.error, ValueError) as error:
+            raise LayerError(f"{file}: damaged or unknown library: {error}") from error
         if found is None:
             continue
         wanted = found[0] or name

@@ -33,10 +33,16 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError("tests/image needs --image REF and --arch ARCH")
 
 
-def docker(*argv):
+def _docker(*argv):
     done = subprocess.run(["docker", *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def docker():
+    """Return a function that runs a docker command and returns its output; it must succeed."""
+    return _docker
 
 
 @pytest.fixture(scope="session")
@@ -51,18 +57,18 @@ def reference(pytestconfig):
 
 @pytest.fixture(scope="session")
 def config(reference):
-    return json.loads(docker("image", "inspect", reference))[0]
+    return json.loads(_docker("image", "inspect", reference))[0]
 
 
 @pytest.fixture(scope="session")
 def host(reference):
     """A running container without network; `host` is testinfra's."""
-    name = docker(
-        "run", "--detach", "--rm", "--network=none", "--entrypoint=sleep", f"--volume={PROBES}:/probes:ro",
+    name = _docker(
+        "run", "--pull=never", "--detach", "--rm", "--network=none", "--entrypoint=sleep", f"--volume={PROBES}:/probes:ro",
         reference, "3600",
     )  # fmt: skip
     yield testinfra.get_host(f"docker://{name}")
-    docker("rm", "--force", name)
+    _docker("rm", "--force", name)
 
 
 @pytest.fixture(scope="session")

@@ -112,8 +112,13 @@ def serve(tls: ssl.SSLContext | None = None) -> Iterator[Server]:
         def do_GET(self) -> None:
             _answer(self, state)
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
+    class Httpd(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *args: object) -> None:
+            """A client that was killed is no news."""
+
+    httpd = Httpd(("127.0.0.1", 0), Handler)
     if tls is not None:
         httpd.socket = tls.wrap_socket(httpd.socket, server_side=True)
     state.url = f"{'https' if tls else 'http'}://127.0.0.1:{httpd.server_port}"
@@ -153,9 +158,7 @@ def _plain(handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str]
     handler.end_headers()
 
 
-def _send(
-    handler: BaseHTTPRequestHandler, request: Request, kind: str, whole: bytes, fault: Fault
-) -> None:
+def _send(handler: BaseHTTPRequestHandler, request: Request, kind: str, whole: bytes, fault: Fault) -> None:
     whole = whole if fault.body is None else fault.body
     if fault.flip >= 0:
         whole = whole[: fault.flip] + bytes([whole[fault.flip] ^ 1]) + whole[fault.flip + 1 :]

@@ -30,14 +30,18 @@ def deb(name: str, suite: str = "bookworm", pool: str = "pool/main") -> tuple[Ar
     data = f"{name} of {suite}".encode() * 1000
     file = f"{name}_1.0_amd64.deb"
     digest = hashlib.sha256(data).hexdigest()
-    return Artifact("deb", name, "1.0", file, digest, len(data), f"{pool}/{name[0]}/{name}/{file}", suite), data
+    return Artifact(
+        "deb", name, "1.0", file, digest, len(data), f"{pool}/{name[0]}/{name}/{file}", suite
+    ), data
 
 
 def leftovers(settings: Settings) -> list[Path]:
     return [p for p in settings.cache_dir.rglob("*") if p.is_file()]
 
 
-def failure(error: type[ImageBuildError], artifacts: list[Artifact], settings: Settings, **kwargs: Any) -> str:
+def failure(
+    error: type[ImageBuildError], artifacts: list[Artifact], settings: Settings, **kwargs: Any
+) -> str:
     with pytest.raises(error) as caught:
         fetch(artifacts, settings, retry=RETRY, **kwargs)
     assert type(caught.value).exit_code == {IntegrityError: 4, PreconditionError: 3}[error]
@@ -83,7 +87,15 @@ def test_big_files_begin_first(server: Server, settings: Settings) -> None:
         # The first part of another file, then the rest of ours: the hash tells, once more from the start.
         [Fault(flip=10, drop_after=100_000)],
     ],
-    ids=["5xx-and-429", "drops", "server-without-range", "wrong-range", "416", "no-length", "changed-content"],
+    ids=[
+        "5xx-and-429",
+        "drops",
+        "server-without-range",
+        "wrong-range",
+        "416",
+        "no-length",
+        "changed-content",
+    ],
 )
 def test_trouble_that_passes(faults: list[Fault], server: Server, settings: Settings) -> None:
     artifact, data = wheel("demo", 300_000)
@@ -214,7 +226,7 @@ def test_all_failures_are_told_at_once(server: Server, settings: Settings) -> No
     server.always[paths[2]] = Fault(status=404)
     absent, _ = wheel("absent", 10)
     text = failure(IntegrityError, [a for a, _ in made] + [absent], settings)
-    assert text.startswith("4 of 5 files could not be fetched:")
+    assert text.startswith("could not fetch 4 of 5 files:")
     for words in ("pkg0-1.0-py3-none-any.whl: wrong bytes", "pkg1-1.0-py3-none-any.whl: HTTP 500",
                   "pkg2-1.0-py3-none-any.whl", "absent-1.0-py3-none-any.whl: not found on"):  # fmt: skip
         assert words in text
@@ -231,7 +243,7 @@ def test_without_network(tmp_path: Path) -> None:
     start = time.monotonic()
     text = failure(PreconditionError, [*made, package], settings)
     assert time.monotonic() - start < 5
-    assert text.startswith(f"no network: 31 files (30.0 MB) are not in {tmp_path / 'cache'}")
+    assert text.startswith(f"no network: 31 files (30.0 MB) not in {tmp_path / 'cache'}")
     assert "Connection refused" in text and "--export DIR" in text and "--from DIR" in text
     assert text.count(nobody) <= 3, "one line per server, not per file"
     assert leftovers(settings) == []

@@ -126,7 +126,9 @@ def test_a_folder_with_other_bytes_falls_behind_the_index(
     assert fetch([artifact], settings).has(artifact)
 
 
-def test_pages_named_by_find_links(settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_named_by_find_links(
+    settings: Settings, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     artifact, data = wheel("demo", 100)
     server.add_wheel(artifact, data)
     server.files["/stable.html"] = ("text/html", f'<a href="files/{artifact.file}">x</a>'.encode())

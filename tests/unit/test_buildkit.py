@@ -19,7 +19,8 @@ def log_of(*events):
     lines = []
     log = StepLog(lines.append)
     for item in events:
-        log.line(item)
+        for line in item.split("\n"):
+            log.line(line)
     return log, lines
 
 
@@ -41,6 +42,12 @@ def test_steps_and_output_are_reported_once():
     assert lines == [f"{title}: 1 of 2 MB", f"{title}: 2 of 2 MB", f"{title}: done", "x: cached"]
 
 
+def test_events_over_many_lines_are_read_too():
+    done = {"vertexes": [{"digest": "d1", "name": RUN, "completed": "t"}]}
+    _, lines = log_of(json.dumps(done, indent=2), "WARNING: something", json.dumps(done))
+    assert lines == ["[stage-0 4/9] layer torch: done"]
+
+
 def test_a_failure_names_step_and_output():
     data = base64.b64encode(b"layer torch: x.whl: not a wheel\n").decode()
     log, _ = log_of(
@@ -57,6 +64,6 @@ def test_a_failure_names_step_and_output():
 
 
 def test_noise_does_not_break_the_reader():
-    log, lines = log_of("", "[]", "null", event(vertexes=None, logs=[{"vertex": "?", "data": "%%"}]))
+    log, lines = log_of("", "{", "}", event(vertexes=None, logs=[{"vertex": "?", "data": "%%"}]))
     assert lines == []
     assert log.failure() == ""

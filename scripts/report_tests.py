@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sum up what the stages of scripts/test left: a table, what was left out, and pytest's closing line.
 
-usage: test_report.py [--strict] FOLDER SECONDS. Exit status 1 if a stage or a test failed; with
+usage: report_tests.py [--strict] FOLDER SECONDS. Exit status 1 if a stage or a test failed; with
 --strict also if a test was skipped for another reason than a missing GPU: skipped is not passed.
 """
 
@@ -58,13 +58,16 @@ def main(arguments: list[str]) -> int:
             found, why = counts(report)
             here += found
             skips += why
+        failed = here["failed"] + here["error"]
+        if result == "failed" and not failed:
+            here["error"] = 1  # so that the closing line alone never looks like a pass
+        bad = bad or here["failed"] + here["error"] > 0
         total += here
-        bad = bad or result == "failed" or here["failed"] + here["error"] > 0
         if reason:
             reasons.append(f"{result}: {stage}: {reason}")
-        failed = here["failed"] + here["error"]
         print(f"{stage:9}{result:10}{here['passed']:7}{failed:7}{here['skipped']:8}{took:>9}{budget:>8}")
-    print("\n".join(reasons))
+    for reason in reasons:
+        print(reason)
     forbidden = [skip for skip in skips if not skip.partition(": ")[2].startswith(ALLOWED_SKIP)]
     for skip in forbidden if strict else skips:
         print(f"skipped: {skip}")
