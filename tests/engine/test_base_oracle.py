@@ -259,7 +259,8 @@ def test_python(run: Callable[[str], str]) -> None:
 
 
 def test_certificates_by_hash(run: Callable[[str], str]) -> None:
-    script = "for f in /etc/ssl/certs/*.0; do openssl verify -CApath /etc/ssl/certs $f; done | grep -c OK"
+    check = "openssl verify -CApath /etc/ssl/certs $f || true"
+    script = f"for f in /etc/ssl/certs/*.0; do {check}; done | grep -c OK"
     assert int(run(script)) > 100
 
 
@@ -286,7 +287,10 @@ def test_accounts(run: Callable[[str], str]) -> None:
     assert run("getent passwd k26") == "k26:x:1000:0:model server:/home/k26:/bin/bash"
     assert run("su k26 -c 'id -u; id -g; touch ~/x && echo ok'").split() == ["1000", "0", "ok"]
     assert run("setpriv --reuid 4711 --regid 0 --clear-groups touch /home/k26/y && echo ok") == "ok"
-    assert run("pwck -r; grpck -r; echo $?").endswith("0")
+    run("grpck -r")
+    # Debian's own accounts have homes that only their packages make.
+    said = run("pwck -r 2>&1 || true").splitlines()
+    assert [line for line in said if "does not exist" not in line and line != "pwck: no changes"] == []
 
 
 def test_dpkg(debs: list[Path], run: Callable[[str], str]) -> None:
