@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -14,7 +13,7 @@ from imagebuild import __version__
 from imagebuild.catalog import arch_names, project_root
 from imagebuild.command_build import build, fetch, gc
 from imagebuild.command_plan import lock, plan, render
-from imagebuild.errors import ImageBuildError
+from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.layer.entries import LayerError
 
 PROGRAM = "build.py"
@@ -67,29 +66,34 @@ def _fail(message: str) -> None:
     click.echo(message, err=True)
 
 
-def run(arguments: Sequence[str], **extra: Any) -> int:
-    """Run the command line and return its exit status; no exception of ours leaves it."""
-    try:
-        cli.main(list(arguments), prog_name=PROGRAM, complete_var=_COMPLETE, standalone_mode=False, **extra)
-    except ImageBuildError as error:
+def _status(error: BaseException) -> int:
+    """Say what went wrong and return the exit status for it."""
+    if isinstance(error, ImageBuildError):
         _fail(str(error))
         return error.exit_code
-    except LayerError as error:
+    if isinstance(error, LayerError):
         _fail(str(error))
-        return 4
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
+        return IntegrityError.exit_code
+    if isinstance(error, click.ClickException):
         error.show()
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; run the same command again to go on")
-        return _INTERRUPTED
-    except BrokenPipeError:
-        return 0
-    except OSError as error:
+    if isinstance(error, OSError):
         _fail(f"{error.filename or 'system'}: {error.strerror or error}")
-        return 3
+        return PreconditionError.exit_code
+    _fail("interrupted; run the same command again to go on")
+    return _INTERRUPTED
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit status; no exception of ours leaves it."""
+    try:
+        cli.main(list(arguments), prog_name=PROGRAM, complete_var=_COMPLETE, standalone_mode=False)
+    except (click.exceptions.Exit, BrokenPipeError) as leaving:
+        return getattr(leaving, "exit_code", 0)
+    except (ImageBuildError, LayerError, click.ClickException, OSError) as error:
+        return _status(error)
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _status(error)
     return 0
 
 

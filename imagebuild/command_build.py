@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from imagebuild.options import (
 from imagebuild.overlaps import check_overlaps
 from imagebuild.plan import Plan
 from imagebuild.progress import open_progress, size_text
-from imagebuild.render import render
+from imagebuild.render import write_dockerfile
 from imagebuild.resolve import resolve
 from imagebuild.settings import Settings
 
@@ -75,7 +75,8 @@ def fetch(
     plan = resolve(images_dir(), arch)
     store = _fetch(plan, settings, source, quiet)
     if export is not None:
-        export_to(export, plan.artifacts, store)
+        with open_progress(quiet=quiet) as progress:
+            export_to(export, plan.artifacts, store, progress)
     total = sum(a.size for a in plan.artifacts)
     value = {"plan": plan.digest, "files": len(plan.artifacts), "bytes": total, "cache": str(store.root)}
     print_result(as_json, value, f"{len(plan.artifacts)} files, {size_text(total)}, all as locked")
@@ -113,6 +114,63 @@ def _dry_run(plan: Plan, settings: Settings, engine: Engine, as_json: bool) -> N
     print_result(as_json, value, text)
 
 
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a user asked `build` for."""
+
+    arch: str
+    source: Path | None
+    stop_after: str
+    dry_run: bool
+    rebuild: bool
+    settings: Settings
+    as_json: bool
+    verbose: int
+    quiet: bool
+
+    def reaches(self, stage: str) -> bool:
+        """Whether the build goes as far as `stage`."""
+        return STAGES.index(self.stop_after) >= STAGES.index(stage)
+
+
+def _contexts(plan: Plan, options: BuildOptions, report: Reporter) -> tuple[Path, dict[str, Path]]:
+    """Fetch everything and make the build contexts; return the Dockerfile and the contexts."""
+    start = time.monotonic()
+    store = _fetch(plan, options.settings, options.source, options.quiet)
+
+    def locate(artifact: Artifact) -> Path:
+        return store.path(artifact.sha256)
+
+    check_overlaps(plan, locate)
+    report(f"fetched and checked in {_seconds(start)}")
+    if not options.reaches("context"):
+        return Path(), {}
+    start = time.monotonic()
+    parent = options.settings.cache_dir / "contexts"
+    contexts = write_contexts(plan, images_dir(), parent, locate, report)
+    dockerfile = contexts[plan.layers[0].name] / "Dockerfile"
+    write_dockerfile(plan, project_root() / "Dockerfile.template", dockerfile, check=False)
+    report(f"build contexts ready in {_seconds(start)}")
+    return dockerfile, contexts
+
+
+def _image(plan: Plan, engine: Engine, options: BuildOptions, made: tuple[Path, dict[str, Path]]) -> Image:
+    """Build the image, unless the engine has it, and check it."""
+    report = Reporter(options.quiet)
+    start = time.monotonic()
+    image = None if options.rebuild else engine.find(plan)
+    if image is not None:
+        report(f"{image.reference} is built already")
+    else:
+        image = engine.build(plan, *made, report)
+        report(f"built {image.reference} ({size_text(image.size)}) in {_seconds(start)}")
+    if options.reaches("check"):
+        start = time.monotonic()
+        _check(image, plan, report)
+        report(f"checked in {_seconds(start)}")
+    return image
+
+
 @click.command()
 @arch_option
 @_SOURCE
@@ -121,65 +179,30 @@ def _dry_run(plan: Plan, settings: Settings, engine: Engine, as_json: bool) -> N
 @click.option("--rebuild", is_flag=True, help="Build even if the image of this plan is there.")
 @network_options
 @output_options
-def build(
-    arch: str,
-    source: Path | None,
-    stop_after: str,
-    dry_run: bool,
-    rebuild: bool,
-    settings: Settings,
-    as_json: bool,
-    verbose: int,
-    quiet: bool,
-) -> None:
+def build(**given: Any) -> None:
     """Fetch, build and check the image of one arch; print its digest."""
-    report = Reporter(quiet)
-    images, start = images_dir(), time.monotonic()
-    plan = resolve(images, arch)
-    last = STAGES.index(stop_after)
+    options = BuildOptions(**given)
+    report = Reporter(options.quiet)
+    plan = resolve(images_dir(), options.arch)
     engine: Engine = DockerEngine()
-    if dry_run:
-        _dry_run(plan, settings, engine, as_json)
+    if options.dry_run:
+        _dry_run(plan, options.settings, engine, options.as_json)
         return
     report(f"plan {plan.digest[:12]}: {plan.reference}")
-    if last >= STAGES.index("build"):
+    if options.reaches("build"):
         report(f"engine: {engine.require()}")
     value: dict[str, Any] = {"reference": plan.reference, "plan": plan.digest, "arch": plan.arch}
-    if last < STAGES.index("fetch"):
-        print_result(as_json, value, plan.digest)
-        return
-    store = _fetch(plan, settings, source, quiet)
-
-    def locate(artifact: Artifact) -> Path:
-        return store.path(artifact.sha256)
-
-    check_overlaps(plan, locate)
-    report(f"fetched and checked in {_seconds(start)}")
-    if last < STAGES.index("context"):
-        print_result(as_json, value, plan.digest)
-        return
-    step = time.monotonic()
-    contexts = write_contexts(plan, images, settings.cache_dir / "contexts", locate, report)
-    dockerfile = contexts[plan.layers[0].name] / "Dockerfile"
-    dockerfile.write_text(render(plan, project_root() / "Dockerfile.template"), encoding="utf-8")
-    report(f"build contexts ready in {_seconds(step)}")
-    if last < STAGES.index("build"):
-        value["contexts"] = {name: str(path) for name, path in contexts.items()}
-        print_result(as_json, value, "\n".join(f"{name} {path}" for name, path in contexts.items()))
-        return
-    image = None if rebuild else engine.find(plan)
-    if image is not None:
-        report(f"{image.reference} is built already")
-    else:
-        step = time.monotonic()
-        image = engine.build(plan, dockerfile, contexts, report)
-        report(f"built {image.reference} ({image.size / 1e9:.1f} GB) in {_seconds(step)}")
-    if last >= STAGES.index("check"):
-        step = time.monotonic()
-        _check(image, plan, report)
-        report(f"checked in {_seconds(step)}")
-    value |= asdict(image)
-    print_result(as_json, value, image.digest)
+    text = plan.digest
+    if options.reaches("fetch"):
+        made = _contexts(plan, options, report)
+        if options.reaches("build"):
+            image = _image(plan, engine, options, made)
+            value |= asdict(image)
+            text = image.digest
+        elif options.reaches("context"):
+            value["contexts"] = {name: str(path) for name, path in made[1].items()}
+            text = "\n".join(f"{name} {path}" for name, path in made[1].items())
+    print_result(options.as_json, value, text)
 
 
 @click.command()

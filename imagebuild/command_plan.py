@@ -91,9 +91,7 @@ def _describe(refreshed: Refreshed, security: list[str]) -> str:
 @click.option("--base-only", is_flag=True, help="Refresh the Debian base only (security updates).")
 @network_options
 @output_options
-def lock(
-    check: bool, base_only: bool, settings: Settings, as_json: bool, verbose: int, quiet: bool
-) -> None:
+def lock(check: bool, base_only: bool, settings: Settings, as_json: bool, verbose: int, quiet: bool) -> None:
     """Refresh the locks under images/ and print what changed."""
     images, report = images_dir(), Reporter(quiet)
     if check:
@@ -113,7 +111,5 @@ def lock(
         except ImageBuildError as error:
             security = [f"could not read the changelogs: {error.message}"]
         texts.append(_describe(done, security))
-        results.append(
-            {"lock": str(done.job.file.path), "changes": list(done.lines), "security": security}
-        )
+        results.append({"lock": str(done.job.file.path), "changes": list(done.lines), "security": security})
     print_result(as_json, {"locks": results}, "\n".join(texts))

@@ -52,6 +52,14 @@ def _folder(target: Path) -> Iterator[Path | None]:
 
 
 def _link(source: Path, target: Path) -> None:
+    """Give a file of the cache a second name; replaces another file of that name.
+
+    A reused context may still hold a file that the cache has found damaged and dropped since.
+    """
+    if target.exists():
+        if target.samefile(source):
+            return
+        target.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -76,15 +84,15 @@ def _layer_folder(plan: Plan, layer: LayerSpec, images: Path, parent: Path, loca
     with _folder(target) as folder:
         if folder is not None:
             (folder / "layer.json").write_text(layer_to_json(layer), encoding="utf-8")
-            for artifact in layer.artifacts:
-                if artifact.kind == "wheel":
-                    _link(locate(artifact), folder / "artifacts" / artifact.file)
             for item in [*layer.files, *(f for t in layer.transforms for f in t.files)]:
                 _copy_input(item, images, folder)
             for transform in layer.transforms:
                 if transform.kind == "embed":
                     (folder / "files").mkdir(exist_ok=True)
                     (folder / "files" / transform.args["name"]).write_text(to_text(plan), encoding="utf-8")
+    for artifact in layer.artifacts:
+        if artifact.kind == "wheel":
+            _link(locate(artifact), target / "artifacts" / artifact.file)
     return target
 
 
@@ -131,10 +139,7 @@ def write_contexts(
         contexts[layer.name] = _layer_folder(plan, layer, images, parent, locate)
     report(f"base: {len(plan.layers[0].artifacts)} Debian packages")
     tar = _base_tar(plan, parent, locate)
-    link = contexts[plan.layers[0].name] / "base.tar"
-    if not link.exists() or not link.samefile(tar):
-        link.unlink(missing_ok=True)
-        _link(tar, link)
+    _link(tar, contexts[plan.layers[0].name] / "base.tar")
     contexts[TOOLS] = _tools_folder(plan, parent, locate)
     return contexts
 

@@ -113,7 +113,8 @@ def resolve_packages(
         apt = ("apt-get", "-c", str(state / "apt.conf"), "-qq")
         _apt((*apt, "update"), PreconditionError, "apt could not read the Debian mirrors")
         listing = _apt(
-            (*apt, "install", "--print-uris", "?essential", *wanted), ManifestError,
+            (*apt, "install", "--print-uris", "?essential", *wanted),
+            ManifestError,
             f"apt cannot install the base packages for {release}/{architecture}",
         )
         index = _read_indexes(state / "lists", suites)
@@ -205,16 +206,18 @@ def _artifacts(listing: str, index: dict[str, tuple[str, dict[str, str]]]) -> tu
         if match is None:
             raise IntegrityError(f"apt chose {PurePosixPath(uri).name}, which no index lists")
         suite, stanza = by_hash[match[1]["SHA256"]]
-        artifacts.append(Artifact(
-            kind="deb",
-            name=stanza["Package"],
-            version=stanza["Version"],
-            file=PurePosixPath(stanza["Filename"]).name,
-            sha256=stanza["SHA256"],
-            size=int(stanza["Size"]),
-            path=stanza["Filename"],
-            suite=suite,
-        ))
+        artifacts.append(
+            Artifact(
+                kind="deb",
+                name=stanza["Package"],
+                version=stanza["Version"],
+                file=PurePosixPath(stanza["Filename"]).name,
+                sha256=stanza["SHA256"],
+                size=int(stanza["Size"]),
+                path=stanza["Filename"],
+                suite=suite,
+            )
+        )
     return tuple(sorted(artifacts, key=lambda a: a.name))
 
 

@@ -84,7 +84,7 @@ def read_lock(path: Path) -> Lock:
 def render_lock(lock: Lock) -> str:
     """Return a lock's text: one artifact per line, so that a diff reads well."""
     head = {"schema": SCHEMA, "created": lock.created, "inputs": lock.inputs}
-    lines = [f' {json.dumps(key)}: {json.dumps(value)},' for key, value in head.items()]
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     artifacts = sorted(lock.artifacts, key=lambda a: a.name)
     rows = [
         "  " + json.dumps({k: v for k, v in asdict(a).items() if v != ""}, ensure_ascii=False)
@@ -105,6 +105,10 @@ def changes(old: Lock | None, new: Lock) -> list[str]:
         elif now is None and was is not None:
             lines.append(f"- {name} {was.version}")
         elif was is not None and now is not None and was != now:
-            what = f"{was.version} -> {now.version}" if was.version != now.version else f"{now.version} other file"
+            what = (
+                f"{was.version} -> {now.version}"
+                if was.version != now.version
+                else f"{now.version} other file"
+            )
             lines.append(f"~ {name} {what}")
     return lines

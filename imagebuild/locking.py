@@ -14,6 +14,7 @@ from imagebuild.errors import IntegrityError
 from imagebuild.files import write_text
 from imagebuild.layer.spec import Artifact
 from imagebuild.lock import Lock, changes, render_lock
+from imagebuild.manifest import PythonSource
 from imagebuild.mirror import find_mirrors
 from imagebuild.python_packages import resolve_wheels
 from imagebuild.settings import Settings
@@ -47,9 +48,7 @@ def _debian_maker(images: Path, name: str) -> Callable[[Settings], tuple[Artifac
     manifest, _ = read_base(images, name)
 
     def make(settings: Settings) -> tuple[Artifact, ...]:
-        mirrors = find_mirrors(
-            option=settings.debian_mirror, security_option=settings.debian_security_mirror
-        )
+        mirrors = find_mirrors(option=settings.debian_mirror, security_option=settings.debian_security_mirror)
         return resolve_packages(
             sorted(manifest.packages),
             release=manifest.release,
@@ -61,6 +60,10 @@ def _debian_maker(images: Path, name: str) -> Callable[[Settings], tuple[Artifac
     return make
 
 
+def _python_maker(source: PythonSource) -> Callable[[Settings], tuple[Artifact, ...]]:
+    return lambda _: resolve_wheels(source)
+
+
 def jobs(images: Path, *, base_only: bool = False) -> list[Job]:
     """Return every lock of the project, Debian bases first; `base_only` leaves Python out."""
     found = []
@@ -70,11 +73,10 @@ def jobs(images: Path, *, base_only: bool = False) -> list[Job]:
     if base_only:
         return found
     tools, file = read_tools(images)
-    found.append(Job(file, "python", lambda _: resolve_wheels(tools.source)))
+    found.append(Job(file, "python", _python_maker(tools.source)))
     for name in stack_names(images):
         stack, _ = read_stack(images, name)
-        source = stack.source
-        found.append(Job(stack_lock(images, stack), "python", lambda _, source=source: resolve_wheels(source)))
+        found.append(Job(stack_lock(images, stack), "python", _python_maker(stack.source)))
     return found
 
 

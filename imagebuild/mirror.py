@@ -22,9 +22,7 @@ from imagebuild.errors import ManifestError, PreconditionError
 from imagebuild.layer.spec import Artifact
 
 # Debian releases a host or an image can have, and their aliases; Ubuntu's code names are not among them.
-_RELEASES = (
-    "buster|bullseye|bookworm|trixie|forky|duke|sid|oldoldstable|oldstable|stable|testing|unstable"
-)
+_RELEASES = "buster|bullseye|bookworm|trixie|forky|duke|sid|oldoldstable|oldstable|stable|testing|unstable"
 _SUITE = re.compile(rf"(?:{_RELEASES})(?P<part>-updates|-security|/updates|-proposed-updates|-backports)?/?")
 _HINT = (
     "give --debian-mirror URL, set IMAGEBUILD_DEBIAN_MIRROR, or set debian_mirror in the user configuration "

@@ -52,7 +52,7 @@ def output_options(function: F) -> F:
     def wrapped(*args: Any, verbose: int, quiet: bool, **kwargs: Any) -> Any:
         level = logging.DEBUG if verbose else logging.WARNING
         logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
-        if not verbose or verbose < 2:  # noqa: PLR2004 - the second -v shows the libraries too
+        if not verbose or verbose < 2:
             for noisy in ("urllib3", "docker", "filelock"):
                 logging.getLogger(noisy).setLevel(logging.WARNING)
         return function(*args, verbose=verbose, quiet=quiet, **kwargs)

@@ -55,7 +55,10 @@ def _tail(text: str, lines: int = 30) -> str:
 
 
 def output(
-    argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    argv: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
     timeout: float | None = 600,
 ) -> str:
     """Run a program and return its standard output.
@@ -76,7 +79,10 @@ def output(
 
 
 def stream(
-    argv: Sequence[str], on_line: Callable[[str], None], *, cwd: Path | None = None,
+    argv: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> int:
     """Run a program, hand each line of its output (both streams) to `on_line`, return its status."""

@@ -8,8 +8,8 @@ one day; which of a release's wheels the image takes is decided by packaging's t
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +23,11 @@ from imagebuild.bootstrap_config import uv_environment
 from imagebuild.errors import BuildError, ManifestError
 from imagebuild.layer.spec import Artifact
 from imagebuild.manifest import PythonSource
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # manylinux policies older than the numbered ones, by the glibc minor version they stand for (PEP 600).
 _LEGACY = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
@@ -38,7 +43,9 @@ def platform_tags(platform: str) -> list[str]:
     machine, _, policy = platform.partition("-")
     parts = policy.split("_")
     if len(parts) != 3 or parts[:2] != ["manylinux", "2"] or not parts[2].isdigit() or not machine:
-        raise ManifestError(f"platform {platform!r}: allowed: MACHINE-manylinux_2_N, like x86_64-manylinux_2_36")
+        raise ManifestError(
+            f"platform {platform!r}: allowed: MACHINE-manylinux_2_N, like x86_64-manylinux_2_36"
+        )
     tags = []
     for minor in range(int(parts[2]), _OLDEST_GLIBC - 1, -1):
         tags.append(f"manylinux_2_{minor}_{machine}")

@@ -13,8 +13,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from imagebuild.arch import min_driver
 from imagebuild.catalog import LockFile, Recipe, read_recipe, read_tools
-from imagebuild.diagnostics import Diagnostic, Diagnostics
+from imagebuild.diagnostics import Diagnostic, Diagnostics, Refused
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
 from imagebuild.lock import Lock, digest
@@ -34,6 +35,7 @@ def resolve(images: Path, arch_text: str) -> Plan:
     base_lock, python_lock, tools_lock = (
         fresh_lock(f) for f in (recipe.base_lock, recipe.python_lock, tools_file)
     )
+    _check_cuda(recipe)
     _check_names(recipe, python_lock)
     created = max(base_lock.created, python_lock.created)
     names = _placeholders(recipe)
@@ -66,6 +68,15 @@ def fresh_lock(file: LockFile) -> Lock:
             hint="python build.py lock",
         )
     return lock
+
+
+def _check_cuda(recipe: Recipe) -> None:
+    """Refuse a CUDA release that does not know the image's arch."""
+    try:
+        min_driver(recipe.arch, recipe.stack.cuda)
+    except Refused as error:
+        at = recipe.stack_at.diagnostic(("cuda",), error.message, allowed=error.allowed)
+        raise Diagnostics([at]) from None
 
 
 def _check_names(recipe: Recipe, lock: Lock) -> None:

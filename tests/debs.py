@@ -15,7 +15,12 @@ CONTROL = "Package: {name}\nVersion: 1.0-1\nArchitecture: amd64\nMaintainer: A <
 
 
 def member(
-    path: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, *, mode: int = 0o644, link: str = "",
+    path: str,
+    content: bytes = b"",
+    kind: bytes = tarfile.REGTYPE,
+    *,
+    mode: int = 0o644,
+    link: str = "",
     owner: tuple[int, int] = (0, 0),
 ) -> tuple[tarfile.TarInfo, bytes]:
     """Return one tar member; `path` is written as it is."""

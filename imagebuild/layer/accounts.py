@@ -43,9 +43,7 @@ def account_entries(
     for user in users:
         if str(user.gid) not in [f[2] for f in group]:
             raise LayerError(f"users.{user.name} of the base settings: no group has gid {user.gid}")
-        passwd.append(
-            [user.name, "x", str(user.uid), str(user.gid), user.comment, user.home, user.shell]
-        )
+        passwd.append([user.name, "x", str(user.uid), str(user.gid), user.comment, user.home, user.shell])
         homes.append(dir_entry(user.home.lstrip("/"), 0o770, user.uid, user.gid))
     for what, lines in (("users", passwd), ("groups", group)):
         for column in (0, 2):

@@ -26,8 +26,17 @@ from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, m
 from imagebuild.layer.tree import by_path, follow
 
 __all__ = [
-    "Alternative", "BaseSettings", "Copy", "Directory", "Diversion", "TextFile", "User", "base_entries",
-    "excluded", "settings_from_json", "settings_to_json",
+    "Alternative",
+    "BaseSettings",
+    "Copy",
+    "Directory",
+    "Diversion",
+    "TextFile",
+    "User",
+    "base_entries",
+    "excluded",
+    "settings_from_json",
+    "settings_to_json",
 ]
 
 
@@ -120,13 +129,18 @@ def settings_from_json(raw: Mapping[str, Any]) -> BaseSettings:
     """
     data = dict(raw)
     shapes: dict[str, Any] = {
-        "usr_merge": tuple, "exclude": tuple, "include": tuple,
+        "usr_merge": tuple,
+        "exclude": tuple,
+        "include": tuple,
         "users": lambda items: tuple(User(**item) for item in items),
         "diversions": lambda items: tuple(Diversion(**item) for item in items),
         "alternatives": lambda items: {
-            name: Alternative(**{
-                **item, "slaves": {key: tuple(pair) for key, pair in item.get("slaves", {}).items()},
-            })
+            name: Alternative(
+                **{
+                    **item,
+                    "slaves": {key: tuple(pair) for key, pair in item.get("slaves", {}).items()},
+                }
+            )
             for name, item in items.items()
         },
         "directories": lambda items: {path: Directory(**item) for path, item in items.items()},
@@ -307,7 +321,11 @@ def _ordered_links(entries: Iterable[Entry]) -> list[Entry]:
             tree[path] = entry
         elif group in first:
             tree[path] = dataclasses.replace(
-                entry, kind="hardlink", target=first[group], size=0, open=None,
+                entry,
+                kind="hardlink",
+                target=first[group],
+                size=0,
+                open=None,
             )
         else:
             first[group] = path

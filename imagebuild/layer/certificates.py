@@ -33,7 +33,13 @@ _CONF_HEAD = """\
 """
 # ASN.1 string types that OpenSSL canonicalises, and how their bytes are text.
 _TEXT = {
-    12: "utf-8", 19: "latin-1", 20: "latin-1", 22: "latin-1", 26: "latin-1", 28: "utf-32-be", 30: "utf-16-be",
+    12: "utf-8",
+    19: "latin-1",
+    20: "latin-1",
+    22: "latin-1",
+    26: "latin-1",
+    28: "utf-32-be",
+    30: "utf-16-be",
 }
 
 
@@ -72,7 +78,8 @@ def der(pem: bytes, origin: str) -> bytes:
     """
     found = re.findall(
         rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.*?)-----END (?:TRUSTED |X509 )?CERTIFICATE-----",
-        pem, re.DOTALL,
+        pem,
+        re.DOTALL,
     )
     if len(found) != 1:
         raise LayerError(f"{origin}: holds {len(found)} PEM certificates; allowed: one")

@@ -20,7 +20,9 @@ DEFAULT_LIMIT = 1 << 30
 _CONTROL_LIMIT = 16 << 20
 # deb-control(5)
 _FIELDS = {
-    "Package": r"[a-z0-9][a-z0-9+.-]+", "Version": r"[A-Za-z0-9.+:~-]+", "Architecture": r"[a-z0-9-]+",
+    "Package": r"[a-z0-9][a-z0-9+.-]+",
+    "Version": r"[A-Za-z0-9.+:~-]+",
+    "Architecture": r"[a-z0-9-]+",
 }
 
 

@@ -198,8 +198,12 @@ class Head:
 
 _KINDS = {b"0": "file", b"\0": "file", b"1": "hardlink", b"2": "symlink", b"5": "dir"}
 _REFUSED = {
-    b"3": "a character device", b"4": "a block device", b"6": "a FIFO", b"S": "a sparse file",
-    b"x": "a pax header", b"g": "a global pax header",
+    b"3": "a character device",
+    b"4": "a block device",
+    b"6": "a FIFO",
+    b"S": "a sparse file",
+    b"x": "a pax header",
+    b"g": "a global pax header",
 }
 
 
@@ -240,11 +244,13 @@ def tar_headers(tar: Unpacked, origin: str) -> Iterator[Head]:
         if size and word != "file":
             raise LayerError(f"{origin}: {name}: a {word} of {size} bytes")
         yield Head(
-            safe_path(name.rstrip("/") or "/", origin), word,
+            safe_path(name.rstrip("/") or "/", origin),
+            word,
             _octal(block[100:108], origin, "mode") & 0o7777,
             _octal(block[108:116], origin, "uid", _ID_LIMIT),
             _octal(block[116:124], origin, "gid", _ID_LIMIT),
-            size, target if word in ("symlink", "hardlink") else "",
+            size,
+            target if word in ("symlink", "hardlink") else "",
         )
 
 

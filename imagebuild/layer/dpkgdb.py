@@ -16,12 +16,33 @@ from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry
 
 ROOT = "var/lib/dpkg"
 _RELATIONS = (
-    "Replaces", "Provides", "Depends", "Pre-Depends", "Recommends", "Suggests", "Breaks", "Conflicts",
+    "Replaces",
+    "Provides",
+    "Depends",
+    "Pre-Depends",
+    "Recommends",
+    "Suggests",
+    "Breaks",
+    "Conflicts",
     "Enhances",
 )
 _ORDER = (
-    "Package", "Essential", "Protected", "Status", "Priority", "Section", "Installed-Size", "Origin",
-    "Maintainer", "Bugs", "Architecture", "Multi-Arch", "Source", "Version", *_RELATIONS, "Conffiles",
+    "Package",
+    "Essential",
+    "Protected",
+    "Status",
+    "Priority",
+    "Section",
+    "Installed-Size",
+    "Origin",
+    "Maintainer",
+    "Bugs",
+    "Architecture",
+    "Multi-Arch",
+    "Source",
+    "Version",
+    *_RELATIONS,
+    "Conffiles",
     "Description",
 )
 _SCRIPTS = frozenset({"preinst", "postinst", "prerm", "postrm", "config"})
@@ -64,7 +85,8 @@ def info_name(fields: Mapping[str, str]) -> str:
 
 def _status(deb: Deb, content: Callable[[str], bytes | None]) -> str:
     fields = {
-        key: value for key, value in deb.fields.items()
+        key: value
+        for key, value in deb.fields.items()
         if not (key in ("Essential", "Protected", "Multi-Arch") and value == "no")
     }
     fields["Status"] = "install ok installed"
@@ -80,6 +102,7 @@ def _status(deb: Deb, content: Callable[[str], bytes | None]) -> str:
 
 def _relations(text: str) -> str:
     """Return a dependency field in dpkg's own spacing."""
+
     def one(match: re.Match[str]) -> str:
         version = f" ({match['op']} {match['version']})" if match["op"] else ""
         return match["name"] + version

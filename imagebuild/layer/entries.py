@@ -7,6 +7,7 @@ generated file), the transforms and a sink.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import posixpath
@@ -187,6 +188,10 @@ def write_directory(entry: Entry, root: Path, mtime: int) -> None:
     os.utime(target, (mtime, mtime), follow_symlinks=False)
 
 
+def _open(path: Path) -> IO[bytes]:
+    return open(path, "rb")
+
+
 def read_directory(root: Path, top: str = "") -> Iterator[Entry]:
     """Yield an entry for everything below `root`/`top`, in sorted order; devices are skipped."""
     base = root / top if top else root
@@ -203,6 +208,11 @@ def read_directory(root: Path, top: str = "") -> Iterator[Entry]:
             yield Entry(path, "symlink", 0o777, status.st_uid, status.st_gid, target=link)
         elif stat.S_ISREG(status.st_mode):
             yield Entry(
-                path, "file", mode, status.st_uid, status.st_gid, status.st_size,
-                open=lambda full=full: open(full, "rb"),  # type: ignore[misc]
+                path,
+                "file",
+                mode,
+                status.st_uid,
+                status.st_gid,
+                status.st_size,
+                open=functools.partial(_open, full),
             )

@@ -115,7 +115,7 @@ def soname(data: bytes) -> tuple[str | None, int] | None:
         return None
     if data[4:6] != b"\x02\x01" or machine not in _FLAGS:
         raise LayerError(f"ELF machine {machine}: the loader cache is written for amd64 only")
-    start, = struct.unpack_from("<Q", data, 32)
+    (start,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
     segments = [struct.unpack_from("<IIQQQQQQ", data, start + i * size) for i in range(count)]
     dynamic = next((s for s in segments if s[0] == 2), None)
@@ -250,4 +250,3 @@ def _string_table(names: Iterable[str]) -> tuple[bytes, dict[str, int]]:
         offsets[text.decode()] = start
         previous = text
     return bytes(table), offsets
-

@@ -134,15 +134,38 @@ def _write(sections: list[_Section], layout: dict[str, int], text_end: int, dyna
 
     def header(name: int, section: _Section, at: int, size: int, address: int) -> bytes:
         return struct.pack(
-            "<IIQQQQIIQQ", name, section.kind, section.flags, address, at, size,
-            section.link, section.info, section.align, section.entry_size,
+            "<IIQQQQIIQQ",
+            name,
+            section.kind,
+            section.flags,
+            address,
+            at,
+            size,
+            section.link,
+            section.info,
+            section.align,
+            section.entry_size,
         )
 
     out = bytearray(table_at)
     ident = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
     count = len(sections) + 2
     out[:64] = struct.pack(
-        "<16sHHIQQQIHHHHHH", ident, _ET_DYN, _EM_X86_64, 1, 0, 64, table_at, 0, 64, 56, 4, 64, count, count - 1
+        "<16sHHIQQQIHHHHHH",
+        ident,
+        _ET_DYN,
+        _EM_X86_64,
+        1,
+        0,
+        64,
+        table_at,
+        0,
+        64,
+        56,
+        4,
+        64,
+        count,
+        count - 1,
     )
     out[64 : 64 + 4 * 56] = (
         program(_PT_LOAD, 5, 0, text_end, _PAGE)

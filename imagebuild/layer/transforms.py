@@ -30,7 +30,8 @@ def _venv(entries: list[Entry], transform: Transform, context: Context) -> list[
     """Add what `python -m venv --without-pip` makes. Args: prefix, python."""
     prefix, python = transform.args["prefix"], transform.args["python"]
     config = f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {python}\n"
-    return entries + [
+    return [
+        *entries,
         file_entry(f"{prefix}/pyvenv.cfg", config.encode()),
         symlink_entry(f"{prefix}/bin/python", f"/usr/bin/python{python}"),
         symlink_entry(f"{prefix}/bin/python3", "python"),
@@ -42,15 +43,14 @@ def _venv(entries: list[Entry], transform: Transform, context: Context) -> list[
 def _symlinks(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:
     """Add symbolic links. Args: links, a map of absolute image path to link text."""
     links = transform.args["links"].items()
-    return entries + [symlink_entry(path.lstrip("/"), text) for path, text in links]
+    return [*entries, *(symlink_entry(path.lstrip("/"), text) for path, text in links)]
 
 
 def _directories(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:
     """Add directories. Args: paths (absolute), uid, gid, mode."""
     args = transform.args
-    return entries + [
-        dir_entry(path.lstrip("/"), args["mode"], args["uid"], args["gid"]) for path in args["paths"]
-    ]
+    made = (dir_entry(path.lstrip("/"), args["mode"], args["uid"], args["gid"]) for path in args["paths"])
+    return [*entries, *made]
 
 
 def _cuda_home(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:

@@ -17,7 +17,12 @@ GROUPS = (
     ("sglang.srt.layers.attention.flashinfer_mla_backend", "flashinfer"),
     ("sglang.srt.layers.quantization.compressed_tensors.compressed_tensors",),
     ("sglang.srt.function_call.kimik2_detector", "sglang.srt.parser.reasoning_parser"),
-    ("sglang.bench_serving", "flashinfer.jit.norm", "torch.utils.cpp_extension", "torch._inductor.compile_fx"),
+    (
+        "sglang.bench_serving",
+        "flashinfer.jit.norm",
+        "torch.utils.cpp_extension",
+        "torch._inductor.compile_fx",
+    ),
 )
 SCRIPT = """
 import importlib, sys

@@ -151,16 +151,22 @@ def debian(
     work.chmod(0o755)
     (pool / "Packages").write_text(process.output(["dpkg-scanpackages", "-m", "."], cwd=pool))
     names = [deb.name.split("_")[0] for deb in debs]
-    process.output([
-        "mmdebstrap", "--variant=essential", "--mode=root",
-        "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
-        f"--include={','.join(names)}",
-        '--aptopt=Apt::Install-Recommends "false"',
-        '--aptopt=pkgCacheGen::ForceEssential ","',
-        *(f"--dpkgopt=path-exclude={glob}" for glob in settings.exclude),
-        *(f"--dpkgopt=path-include={glob}" for glob in settings.include),
-        "", str(root), f"deb [trusted=yes] copy:{pool} ./",
-    ])
+    process.output(
+        [
+            "mmdebstrap",
+            "--variant=essential",
+            "--mode=root",
+            "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
+            f"--include={','.join(names)}",
+            '--aptopt=Apt::Install-Recommends "false"',
+            '--aptopt=pkgCacheGen::ForceEssential ","',
+            *(f"--dpkgopt=path-exclude={glob}" for glob in settings.exclude),
+            *(f"--dpkgopt=path-include={glob}" for glob in settings.include),
+            "",
+            str(root),
+            f"deb [trusted=yes] copy:{pool} ./",
+        ]
+    )
     yield root
     shutil.rmtree(work)
 
@@ -219,7 +225,8 @@ def test_same_tree(debian: Path, ours: Path) -> None:
                 normalised.add(glob)
                 facts = [
                     _facts(entry, clean(data.decode()).encode())
-                    for entry, data in zip(both, contents, strict=True) if entry and data is not None
+                    for entry, data in zip(both, contents, strict=True)
+                    if entry and data is not None
                 ]
         if facts[0] != facts[1]:
             differences.append(f"{path}: Debian {facts[0]}, ours {facts[1]}")
@@ -265,9 +272,11 @@ def test_certificates_by_hash(run: Callable[[str], str]) -> None:
 
 
 def test_compilers(run: Callable[[str], str]) -> None:
-    program = "#include <iostream>\\n#include <optional>\\n#include <thread>\\n" \
-        "int main(){int x=0; std::thread t([&]{x=std::optional<int>(7).value();}); t.join();" \
+    program = (
+        "#include <iostream>\\n#include <optional>\\n#include <thread>\\n"
+        "int main(){int x=0; std::thread t([&]{x=std::optional<int>(7).value();}); t.join();"
         " if (int y=x; y==7) std::cout<<y;}\\n"
+    )
     run(f"printf '%b' '{program}' > /tmp/a.cc && c++ -std=c++17 -O2 -pthread /tmp/a.cc -o /tmp/a")
     assert run("/tmp/a") == "7"
     headers = run("python3.11 -c 'import sysconfig; print(sysconfig.get_path(\"include\"))'")

@@ -63,10 +63,8 @@ def config(reference):
 @pytest.fixture(scope="session")
 def host(reference):
     """A running container without network; `host` is testinfra's."""
-    name = _docker(
-        "run", "--pull=never", "--detach", "--rm", "--network=none", "--entrypoint=sleep", f"--volume={PROBES}:/probes:ro",
-        reference, "3600",
-    )  # fmt: skip
+    options = ["--pull=never", "--detach", "--rm", "--network=none", f"--volume={PROBES}:/probes:ro"]
+    name = _docker("run", *options, "--entrypoint=sleep", reference, "3600")
     yield testinfra.get_host(f"docker://{name}")
     _docker("rm", "--force", name)
 

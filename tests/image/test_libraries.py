@@ -39,7 +39,9 @@ def test_nothing_is_listed_that_is_not_missing(listed, needed):
 
 
 def test_libraries_listed_as_in_the_image_are_there_and_the_others_are_not(listed, needed, host):
-    found = set(host.run("find /opt /usr/lib ! -path '*/stubs/*' -name '*.so*' -printf '%f\\n'").stdout.split())
+    found = set(
+        host.run("find /opt /usr/lib ! -path '*/stubs/*' -name '*.so*' -printf '%f\\n'").stdout.split()
+    )
     wrong = {}
     for name in needed["missing"]:
         place = next(entry["from"] for pattern, entry in listed.items() if fnmatchcase(name, pattern))

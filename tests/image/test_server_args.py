@@ -10,7 +10,7 @@ from imagebuild.arch import parse_arch
 
 MODELS = Path(__file__).parent / "models"
 MEMORY_MIB = {"sm_103": 275040, "sm_120": 97887, "sm_90": 143771}
-EXPECTED = {
+EXPECTED: dict[str, dict[str, object]] = {
     "sm_103": {"attention_backend": "trtllm_mla", "page_size": 64},
     "sm_120": {"attention_backend": "triton"},
     "sm_90": {"attention_backend": "fa3"},

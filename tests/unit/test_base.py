@@ -38,15 +38,23 @@ LDCONFIG = b"\0ldconfig (Debian GLIBC 2.36-9) stable release version 2.36\0"
 def pool(tmp_path: Path) -> Path:
     """Two packages that every base needs."""
     make_deb(
-        tmp_path, "base-passwd",
-        folder("./usr/"), folder("./usr/share/"), folder("./usr/share/base-passwd/"),
+        tmp_path,
+        "base-passwd",
+        folder("./usr/"),
+        folder("./usr/share/"),
+        folder("./usr/share/base-passwd/"),
         member("./usr/share/base-passwd/passwd.master", MASTER.encode()),
         member("./usr/share/base-passwd/group.master", GROUPS.encode()),
     )
     make_deb(
-        tmp_path, "libc-bin", folder("./sbin/"), member("./sbin/ldconfig", LDCONFIG, mode=0o755),
-        folder("./etc/"), member("./etc/ld.so.conf", b"/usr/local/lib\n"),
-        conffiles=b"/etc/ld.so.conf\n", triggers=b"# comment\ninterest-await ldconfig\n",
+        tmp_path,
+        "libc-bin",
+        folder("./sbin/"),
+        member("./sbin/ldconfig", LDCONFIG, mode=0o755),
+        folder("./etc/"),
+        member("./etc/ld.so.conf", b"/usr/local/lib\n"),
+        conffiles=b"/etc/ld.so.conf\n",
+        triggers=b"# comment\ninterest-await ldconfig\n",
     )
     return tmp_path
 
@@ -67,13 +75,21 @@ def text(tree: dict[str, Entry], path: str) -> str:
 
 def test_usr_merge(pool, build):
     make_deb(
-        pool, "tool", folder("./bin/"), member("./bin/tool", b"1", mode=0o755),
-        hardlink("./bin/t2", "bin/tool"), folder("./usr/"), folder("./usr/bin/"),
+        pool,
+        "tool",
+        folder("./bin/"),
+        member("./bin/tool", b"1", mode=0o755),
+        hardlink("./bin/t2", "bin/tool"),
+        folder("./usr/"),
+        folder("./usr/bin/"),
         member("./usr/bin/other", b"2"),
     )
     tree = build()
     assert {name: tree[name].target for name in ("bin", "sbin", "lib", "lib64")} == {
-        "bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64",
+        "bin": "usr/bin",
+        "sbin": "usr/sbin",
+        "lib": "usr/lib",
+        "lib64": "usr/lib64",
     }
     assert tree["usr/sbin/ldconfig"].mode == 0o755
     # tar needs the file before its hard links, so the first of the sorted names is the file.
@@ -81,7 +97,13 @@ def test_usr_merge(pool, build):
     assert (tree["usr/bin/tool"].kind, tree["usr/bin/tool"].target) == ("hardlink", "usr/bin/t2")
     # The package's list has the path as packaged, as dpkg's does.
     assert text(tree, "var/lib/dpkg/info/tool.list").splitlines() == [
-        "/.", "/bin", "/bin/tool", "/bin/t2", "/usr", "/usr/bin", "/usr/bin/other",
+        "/.",
+        "/bin",
+        "/bin/tool",
+        "/bin/t2",
+        "/usr",
+        "/usr/bin",
+        "/usr/bin/other",
     ]
 
 
@@ -102,16 +124,19 @@ def test_every_parent_is_there_and_sorted(build):
     assert list(tree) == sorted(tree, key=lambda path: path.split("/"))
 
 
-@pytest.mark.parametrize(("path", "kind", "expected"), [
-    ("/usr/share/doc/a/README", "file", True),
-    ("/usr/share/doc/a/copyright", "file", False),
-    ("/usr/share/doc/a/deep/copyright", "file", False),
-    ("/usr/share/doc/a", "dir", False),
-    ("/usr/share/doc/a", "symlink", False),
-    ("/usr/share/man/man1", "dir", True),
-    ("/usr/share/manual", "file", False),
-    ("/usr/lib/x", "file", False),
-])
+@pytest.mark.parametrize(
+    ("path", "kind", "expected"),
+    [
+        ("/usr/share/doc/a/README", "file", True),
+        ("/usr/share/doc/a/copyright", "file", False),
+        ("/usr/share/doc/a/deep/copyright", "file", False),
+        ("/usr/share/doc/a", "dir", False),
+        ("/usr/share/doc/a", "symlink", False),
+        ("/usr/share/man/man1", "dir", True),
+        ("/usr/share/manual", "file", False),
+        ("/usr/lib/x", "file", False),
+    ],
+)
 def test_excluded_is_dpkgs_rule(path, kind, expected):
     exclude, include = ["/usr/share/doc/*", "/usr/share/man/*"], ["/usr/share/doc/*/copyright"]
     assert excluded(path, kind, exclude, include) is expected
@@ -145,22 +170,27 @@ def test_accounts(build):
     assert (home.kind, home.mode, home.uid, home.gid) == ("dir", 0o770, 1000, 0)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"users": (User("k26", 1000, 7, "/h"),)}, "no group has gid 7"),
-    ({"users": (User("root", 1000, 0, "/h"),)}, "root exists already"),
-    ({"users": (User("k26", 0, 0, "/h"),)}, "0 exists already"),
-    ({"groups": {"shadow": 200}}, "shadow exists already"),
-    ({"groups": {"rdma": 42}}, "42 exists already"),
-    ({"alternatives": {"cc": Alternative("/usr/bin/cc", "/usr/bin/gcc", 20)}},
-     r"alternatives\.cc .* leads to /usr/bin/gcc"),
-    ({"copies": {"etc/motd": Copy("/usr/share/motd")}}, r"copies\.etc/motd .* needs /usr/share/motd"),
-    ({"copies": {"etc/x": Copy("/etc/ld.so.conf", {"name": "y"})}}, r"has no single line \$name"),
-    ({"files": {"etc/ld.so.conf": TextFile("")}}, "would replace a packaged file"),
-    ({"links": {"etc/ld.so.conf": "x"}}, "would replace a packaged file"),
-    ({"files": {"etc": TextFile("")}}, "would replace a packaged dir"),
-    ({"exclude": ("/sbin/ldconfig",)}, "usr/sbin/ldconfig: missing"),
-    ({"exclude": ("/usr/share/base-passwd/*",)}, "users of the base settings needs"),
-])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"users": (User("k26", 1000, 7, "/h"),)}, "no group has gid 7"),
+        ({"users": (User("root", 1000, 0, "/h"),)}, "root exists already"),
+        ({"users": (User("k26", 0, 0, "/h"),)}, "0 exists already"),
+        ({"groups": {"shadow": 200}}, "shadow exists already"),
+        ({"groups": {"rdma": 42}}, "42 exists already"),
+        (
+            {"alternatives": {"cc": Alternative("/usr/bin/cc", "/usr/bin/gcc", 20)}},
+            r"alternatives\.cc .* leads to /usr/bin/gcc",
+        ),
+        ({"copies": {"etc/motd": Copy("/usr/share/motd")}}, r"copies\.etc/motd .* needs /usr/share/motd"),
+        ({"copies": {"etc/x": Copy("/etc/ld.so.conf", {"name": "y"})}}, r"has no single line \$name"),
+        ({"files": {"etc/ld.so.conf": TextFile("")}}, "would replace a packaged file"),
+        ({"links": {"etc/ld.so.conf": "x"}}, "would replace a packaged file"),
+        ({"files": {"etc": TextFile("")}}, "would replace a packaged dir"),
+        ({"exclude": ("/sbin/ldconfig",)}, "usr/sbin/ldconfig: missing"),
+        ({"exclude": ("/usr/share/base-passwd/*",)}, "users of the base settings needs"),
+    ],
+)
 def test_bad_settings(build, settings, message):
     with pytest.raises(LayerError, match=message):
         build(**settings)
@@ -168,9 +198,11 @@ def test_bad_settings(build, settings, message):
 
 def test_alternatives(pool, build):
     make_deb(pool, "mawk", member("./usr/bin/mawk", b"1", mode=0o755))
-    tree = build(alternatives={
-        "awk": Alternative("/usr/bin/awk", "/usr/bin/mawk", 5, {"nawk": ("/bin/nawk", "/usr/bin/mawk")}),
-    })
+    tree = build(
+        alternatives={
+            "awk": Alternative("/usr/bin/awk", "/usr/bin/mawk", 5, {"nawk": ("/bin/nawk", "/usr/bin/mawk")}),
+        }
+    )
     assert follow(tree, "/usr/bin/awk") == follow(tree, "/bin/nawk") == "usr/bin/mawk"
     assert tree["etc/alternatives/awk"].target == "/usr/bin/mawk"
     assert tree["usr/bin/nawk"].target == "/etc/alternatives/nawk"
@@ -224,21 +256,36 @@ def test_no_file_is_written_through_a_link(pool, build):
 
 def test_dpkg_database(pool, build):
     make_deb(
-        pool, "libdemo", folder("./etc/"), member("./etc/demo", b"conf"), conffiles=b"/etc/demo\n",
-        md5sums=b"sums", postinst=b"#!/bin/sh\n",
+        pool,
+        "libdemo",
+        folder("./etc/"),
+        member("./etc/demo", b"conf"),
+        conffiles=b"/etc/demo\n",
+        md5sums=b"sums",
+        postinst=b"#!/bin/sh\n",
         triggers=b"interest-noawait /usr/share/x\nactivate ldconfig\n",
         fields="Multi-Arch: same\nEssential: no\nHomepage: https://example.org\n"
-               "Depends: libc6 (>=2.34),a|b ( << 1 ), c:any\nDescription: a thing\n more\n .\n end\n",
+        "Depends: libc6 (>=2.34),a|b ( << 1 ), c:any\nDescription: a thing\n more\n .\n end\n",
     )
     tree = build()
     stanzas = text(tree, "var/lib/dpkg/status").split("\n\n")
     assert [s.split("\n")[0].split()[1] for s in stanzas[:-1]] == ["base-passwd", "libc-bin", "libdemo"]
     digest = hashlib.md5(b"conf").hexdigest()
     assert stanzas[2].split("\n") == [
-        "Package: libdemo", "Status: install ok installed", "Maintainer: A <a@example.org>",
-        "Architecture: amd64", "Multi-Arch: same", "Version: 1.0-1",
-        "Depends: libc6 (>= 2.34), a | b (<< 1), c:any", "Conffiles:", f" /etc/demo {digest}",
-        "Description: a thing", " more", " .", " end", "Homepage: https://example.org",
+        "Package: libdemo",
+        "Status: install ok installed",
+        "Maintainer: A <a@example.org>",
+        "Architecture: amd64",
+        "Multi-Arch: same",
+        "Version: 1.0-1",
+        "Depends: libc6 (>= 2.34), a | b (<< 1), c:any",
+        "Conffiles:",
+        f" /etc/demo {digest}",
+        "Description: a thing",
+        " more",
+        " .",
+        " end",
+        "Homepage: https://example.org",
     ]
     info = "var/lib/dpkg/info"
     assert text(tree, f"{info}/format") == "1\n"
@@ -259,13 +306,19 @@ def test_trigger_names_are_no_paths(pool, build, name):
 
 def test_settings_are_json():
     settings = BaseSettings(
-        exclude=("/a/*",), include=("/a/b",), users=(User("k26", 1000, 0, "/home/k26"),),
+        exclude=("/a/*",),
+        include=("/a/b",),
+        users=(User("k26", 1000, 0, "/home/k26"),),
         groups={"rdma": 101},
         alternatives={
-            "awk": Alternative("/a", "/b", 5, {"nawk": ("/c", "/d")}), "cc": Alternative("/e", "/f", 1),
+            "awk": Alternative("/a", "/b", 5, {"nawk": ("/c", "/d")}),
+            "cc": Alternative("/e", "/f", 1),
         },
-        diversions=(Diversion("/a", "/b", "c"),), directories={"a": Directory()}, links={"a": "b"},
-        copies={"a": Copy("b", {"c": "d"})}, files={"a": TextFile("x", "0600", 1, 2)},
+        diversions=(Diversion("/a", "/b", "c"),),
+        directories={"a": Directory()},
+        links={"a": "b"},
+        copies={"a": Copy("b", {"c": "d"})},
+        files={"a": TextFile("x", "0600", 1, 2)},
     )
     assert settings_from_json(json.loads(json.dumps(settings_to_json(settings)))) == settings
     assert settings_from_json({}) == BaseSettings()
@@ -274,11 +327,18 @@ def test_settings_are_json():
 
 
 def test_follow():
-    tree = by_path([
-        dir_entry("usr"), dir_entry("usr/bin"), file_entry("usr/bin/a", b""), symlink_entry("bin", "usr/bin"),
-        symlink_entry("usr/bin/up", "../../bin/./a"), symlink_entry("usr/bin/abs", "/bin/a"),
-        symlink_entry("loop", "loop"), symlink_entry("high", "../../../usr"),
-    ])
+    tree = by_path(
+        [
+            dir_entry("usr"),
+            dir_entry("usr/bin"),
+            file_entry("usr/bin/a", b""),
+            symlink_entry("bin", "usr/bin"),
+            symlink_entry("usr/bin/up", "../../bin/./a"),
+            symlink_entry("usr/bin/abs", "/bin/a"),
+            symlink_entry("loop", "loop"),
+            symlink_entry("high", "../../../usr"),
+        ]
+    )
     assert {follow(tree, p) for p in ("bin/a", "/bin/up", "bin/abs", "high/bin/a")} == {"usr/bin/a"}
     assert {follow(tree, p) for p in ("loop", "missing", "usr/bin/a/x")} == {None}
     assert follow(tree, "/") == ""

@@ -6,7 +6,7 @@ from imagebuild.buildkit import StepLog, step_title
 
 RUN = (
     "[stage-0 4/9] RUN --mount=type=bind,from=tools,target=/run/imagebuild/tools     "
-    "--mount=type=bind,from=torch,target=/run/imagebuild/inputs     [\"/usr/bin/python3.11\"]"
+    '--mount=type=bind,from=torch,target=/run/imagebuild/inputs     ["/usr/bin/python3.11"]'
 )
 BASE = RUN.replace("from=torch,", "")
 

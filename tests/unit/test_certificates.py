@@ -23,9 +23,13 @@ def tlv(tag: int, *parts: bytes) -> bytes:
 
 
 def name(*rdns: tuple[tuple[str, int, bytes], ...]) -> bytes:
-    return tlv(0x30, *(
-        tlv(0x31, *(tlv(0x30, tlv(6, OIDS[key]), tlv(tag, value)) for key, tag, value in rdn)) for rdn in rdns
-    ))
+    return tlv(
+        0x30,
+        *(
+            tlv(0x31, *(tlv(0x30, tlv(6, OIDS[key]), tlv(tag, value)) for key, tag, value in rdn))
+            for rdn in rdns
+        ),
+    )
 
 
 def certificate(subject: bytes, *, version: bool = True) -> bytes:
@@ -41,16 +45,20 @@ def pem(subject: bytes) -> bytes:
 
 
 ISRG = name(
-    (("C", PRINTABLE, b"US"),), (("O", PRINTABLE, b"Internet Security Research Group"),),
+    (("C", PRINTABLE, b"US"),),
+    (("O", PRINTABLE, b"Internet Security Research Group"),),
     (("CN", PRINTABLE, b"ISRG Root X2"),),
 )
 NETLOCK = name(
-    (("C", PRINTABLE, b"HU"),), (("L", UTF8, b"Budapest"),), (("O", UTF8, b"NetLock Kft."),),
+    (("C", PRINTABLE, b"HU"),),
+    (("L", UTF8, b"Budapest"),),
+    (("O", UTF8, b"NetLock Kft."),),
     (("OU", UTF8, "Tanúsítványkiadók (Certification Services)".encode()),),
     (("CN", UTF8, "NetLock Arany (Class Gold) Főtanúsítvány".encode()),),
 )
 SPACES = name(
-    (("C", PRINTABLE, b"DE"),), (("O", UTF8, "  Two   Spaces Ä AND Upper ".encode()),),
+    (("C", PRINTABLE, b"DE"),),
+    (("O", UTF8, "  Two   Spaces Ä AND Upper ".encode()),),
     (("CN", UTF8, b"x"), ("OU", UTF8, b"multi")),
 )
 
@@ -65,7 +73,8 @@ def test_hash_is_openssls(subject, expected):
 
 def test_hash_does_not_depend_on_the_string_type():
     other = name(
-        (("C", PRINTABLE, b"us"),), (("O", UTF8, b"Internet  Security Research Group "),),
+        (("C", PRINTABLE, b"us"),),
+        (("O", UTF8, b"Internet  Security Research Group "),),
         (("CN", BMP, "ISRG Root X2".encode("utf-16-be")),),
     )
     assert subject_hash(certificate(other), "x") == "0b9bc432"
@@ -77,11 +86,14 @@ def test_refuses_what_is_no_certificate(raw):
         subject_hash(raw, "bad.crt")
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (b"", "holds 0 PEM certificates"),
-    (pem(ISRG) + pem(ISRG), "holds 2 PEM certificates"),
-    (b"-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----\n", "damaged PEM"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "holds 0 PEM certificates"),
+        (pem(ISRG) + pem(ISRG), "holds 2 PEM certificates"),
+        (b"-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----\n", "damaged PEM"),
+    ],
+)
 def test_refuses_bad_pem(text, message):
     with pytest.raises(LayerError, match=message):
         der(text, "bad.crt")
@@ -89,11 +101,13 @@ def test_refuses_bad_pem(text, message):
 
 def test_entries():
     folder = "usr/share/ca-certificates"
-    tree = by_path([
-        file_entry(f"{folder}/mozilla/B (c), d.crt", pem(ISRG).rstrip()),
-        file_entry(f"{folder}/mozilla/A.crt", pem(ISRG)),
-        file_entry(f"{folder}/mozilla/README", b""),
-    ])
+    tree = by_path(
+        [
+            file_entry(f"{folder}/mozilla/B (c), d.crt", pem(ISRG).rstrip()),
+            file_entry(f"{folder}/mozilla/A.crt", pem(ISRG)),
+            file_entry(f"{folder}/mozilla/README", b""),
+        ]
+    )
     made = by_path(certificate_entries(tree))
     links = {path: entry.target for path, entry in made.items() if entry.kind == "symlink"}
     assert links == {

@@ -34,8 +34,14 @@ def read_bytes(raw: bytes, where: Path, spool: Spool, limit: int = 1 << 20) -> D
 
 def test_reads_control_and_entries(tmp_path, spool):
     path = make_deb(
-        tmp_path, "demo", folder("./usr/"), member("./usr/a", b"hello", mode=0o4755, owner=(0, 42)),
-        symlink("./usr/b", "a"), hardlink("./usr/c", "./usr/a"), md5sums=b"x", postinst=b"#!/bin/sh\n",
+        tmp_path,
+        "demo",
+        folder("./usr/"),
+        member("./usr/a", b"hello", mode=0o4755, owner=(0, 42)),
+        symlink("./usr/b", "a"),
+        hardlink("./usr/c", "./usr/a"),
+        md5sums=b"x",
+        postinst=b"#!/bin/sh\n",
     )
     deb = read_deb(path, spool)
     assert deb.fields["Package"] == "demo"
@@ -150,8 +156,10 @@ BAD_FILES = {
     "format 3": (deb_bytes(GOOD_TAR, META, version=b"3.0\n"), "unknown format version"),
     "lying ar size": (_deb("data.tar", GOOD_TAR)[:-100], "is truncated"),
     "damaged ar header": (_deb("data.tar", GOOD_TAR)[:70] + b"x" * 60, "damaged ar header"),
-    "no data": (ar(("debian-binary", b"2.0\n"), ("control.tar", tar(member("./control", META["control"])))),
-                "has 0 members data.tar"),
+    "no data": (
+        ar(("debian-binary", b"2.0\n"), ("control.tar", tar(member("./control", META["control"])))),
+        "has 0 members data.tar",
+    ),
     "two data": (_deb("data.tar", GOOD_TAR) + ar(("data.tar", GOOD_TAR))[8:], "has 2 members data.tar"),
     "zstd": (_deb("data.tar.zst", b"(\xb5/\xfd"), "zstd-compressed packages"),
     "unknown compression": (_deb("data.tar.lz", b"LZIP"), "unknown compression"),
@@ -163,14 +171,18 @@ BAD_FILES = {
     "data after tar": (_deb("data.tar", GOOD_TAR + b"more"), "follows the end of the tar"),
     "truncated tar": (_deb("data.tar", GOOD_TAR[:900]), "tar is truncated"),
     "tar without end": (_deb("data.tar", GOOD_TAR[:1536]), "tar is truncated"),
-    "lying tar size": (_deb("data.tar", _checksum(GOOD_TAR[:124] + b"77777777777\0" + GOOD_TAR[136:])),
-                       "tar is truncated"),
+    "lying tar size": (
+        _deb("data.tar", _checksum(GOOD_TAR[:124] + b"77777777777\0" + GOOD_TAR[136:])),
+        "tar is truncated",
+    ),
     "wrong checksum": (_deb("data.tar", b"y" + GOOD_TAR[1:]), "checksum"),
     "no control file": (deb_bytes(GOOD_TAR, {"md5sums": b""}), "no readable file called control"),
     "control not UTF-8": (deb_bytes(GOOD_TAR, {"control": b"Package: \xff\n"}), "no readable file"),
     "empty control": (deb_bytes(GOOD_TAR, {"control": b""}), "Package is ''"),
-    "name with a path": (deb_bytes(GOOD_TAR, {"control": b"Package: ../x\nVersion: 1\nArchitecture: all\n"}),
-                         "Package is '../x'"),
+    "name with a path": (
+        deb_bytes(GOOD_TAR, {"control": b"Package: ../x\nVersion: 1\nArchitecture: all\n"}),
+        "Package is '../x'",
+    ),
     "folder in control": (deb_bytes(GOOD_TAR, {**META, "a/b": b""}), "only plain files"),
 }
 
@@ -185,7 +197,8 @@ def test_refuses_files(name, tmp_path, spool):
 
 SEED = deb_bytes(
     tar(folder("./usr/"), member("./usr/a", b"hello"), symlink("./usr/b", "a"), hardlink("./c", "./usr/a")),
-    META, suffix="",
+    META,
+    suffix="",
 )
 
 

@@ -75,8 +75,14 @@ def resolve(*packages: str) -> tuple[Artifact, ...]:
 def test_resolves_to_exact_files(apt):
     bash, python, tzdata = resolve("tzdata", "bash", "tzdata")
     assert bash == Artifact(
-        "deb", "bash", "1:5.2-1", "bash_5.2-1_amd64.deb", "a" * 64, 12,
-        "pool/main/b/bash/bash_5.2-1_amd64.deb", "bookworm",
+        "deb",
+        "bash",
+        "1:5.2-1",
+        "bash_5.2-1_amd64.deb",
+        "a" * 64,
+        12,
+        "pool/main/b/bash/bash_5.2-1_amd64.deb",
+        "bookworm",
     )
     assert (python.suite, python.path) == ("bookworm-security", f"pool/updates/main/{PYTHON}")
     assert tzdata.suite == "bookworm-updates"
@@ -88,7 +94,8 @@ def test_apt_sees_a_private_state_and_signed_sources(apt):
     assert apt.sources.splitlines() == [
         f"deb [signed-by=/keys/debian.gpg arch=amd64] {base} {suite} main"
         for base, suite in (
-            (MIRRORS.archive, "bookworm"), (MIRRORS.archive, "bookworm-updates"),
+            (MIRRORS.archive, "bookworm"),
+            (MIRRORS.archive, "bookworm-updates"),
             (MIRRORS.security, "bookworm-security"),
         )
     ]
@@ -98,8 +105,11 @@ def test_apt_sees_a_private_state_and_signed_sources(apt):
 
 
 def test_a_version_that_main_has_too_is_locked_from_main(apt):
-    apt.indexes = {**INDEXES, "bookworm": INDEXES["bookworm"] + stanza(
-        "python3.11", "3.11.2-6+deb12u9", f"pool/main/{PYTHON}", "c")}
+    apt.indexes = {
+        **INDEXES,
+        "bookworm": INDEXES["bookworm"]
+        + stanza("python3.11", "3.11.2-6+deb12u9", f"pool/main/{PYTHON}", "c"),
+    }
     assert resolve("bash")[1].path == f"pool/main/{PYTHON}"
     assert resolve("bash")[1].suite == "bookworm"
 
@@ -116,11 +126,14 @@ def test_package_names(apt):
     assert apt.calls == []
 
 
-@pytest.mark.parametrize(("fails", "error", "kind"), [
-    ("update", BuildError("apt-get update exited 100\nE: could not resolve"), PreconditionError),
-    ("install", BuildError("apt-get install exited 100\nE: Unable to locate package x"), ManifestError),
-    ("update", PreconditionError("program not found: apt-get"), PreconditionError),
-])
+@pytest.mark.parametrize(
+    ("fails", "error", "kind"),
+    [
+        ("update", BuildError("apt-get update exited 100\nE: could not resolve"), PreconditionError),
+        ("install", BuildError("apt-get install exited 100\nE: Unable to locate package x"), ManifestError),
+        ("update", PreconditionError("program not found: apt-get"), PreconditionError),
+    ],
+)
 def test_failures(apt, monkeypatch, fails, error, kind):
     def run(argv, **kwargs):
         if fails in argv:

@@ -36,18 +36,21 @@ def library(name: str, so: str | None = None) -> Entry:
 
 def test_a_package_with_its_usual_links():
     found = listed(
-        library("libz.so.1.2.13", "libz.so.1"), symlink_entry(f"{LIB}/libz.so.1", "libz.so.1.2.13"),
+        library("libz.so.1.2.13", "libz.so.1"),
+        symlink_entry(f"{LIB}/libz.so.1", "libz.so.1.2.13"),
         symlink_entry(f"{LIB}/libz.so", "libz.so.1.2.13"),
     )
     # Both folders of the configuration are one; it is called as the first of them.
     assert found == {
-        "libz.so.1": "/lib/x86_64-linux-gnu/libz.so.1", "libz.so": "/lib/x86_64-linux-gnu/libz.so",
+        "libz.so.1": "/lib/x86_64-linux-gnu/libz.so.1",
+        "libz.so": "/lib/x86_64-linux-gnu/libz.so",
     }
 
 
 def test_a_link_that_is_not_the_soname_is_not_listed():
     found = listed(
-        library("libp.so.1.0", "libp.so.1.0"), symlink_entry(f"{LIB}/libp.so.1", "libp.so.1.0"),
+        library("libp.so.1.0", "libp.so.1.0"),
+        symlink_entry(f"{LIB}/libp.so.1", "libp.so.1.0"),
         symlink_entry(f"{LIB}/libp.so", "libp.so.1"),
     )
     assert sorted(found) == ["libp.so", "libp.so.1.0"]
@@ -111,17 +114,24 @@ def test_known_bytes():
         n.to_bytes(4, "little") for n in (2, len(strings), 2, head + 28, 0, 0, 0)
     )
     assert data[head : head + 28] == strings
-    assert data[head + 28 :] == b"".join(
-        n.to_bytes(4, "little") for n in (0xEAA42174, 1, 0, 0, head + 28 + 24, 1)
-    ) + b"g"
+    assert (
+        data[head + 28 :]
+        == b"".join(n.to_bytes(4, "little") for n in (0xEAA42174, 1, 0, 0, head + 28 + 24, 1)) + b"g"
+    )
     # The greatest name first; each name lies inside its path.
     assert [lib.soname for lib in decode(data)] == ["libb.so", "liba.so.1"]
 
 
-@pytest.mark.parametrize(("less", "more"), [
-    ("liba.so.1.9", "liba.so.1.10"), ("liba", "liba.so"), ("libA", "liba"), ("liba-x", "liba1"),
-    ("a9", "a10"),
-])
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ("liba.so.1.9", "liba.so.1.10"),
+        ("liba", "liba.so"),
+        ("libA", "liba"),
+        ("liba-x", "liba1"),
+        ("a9", "a10"),
+    ],
+)
 def test_name_order(less, more):
     assert _name_order(less, more) < 0 < _name_order(more, less)
     assert _name_order(less, less) == 0

@@ -51,9 +51,7 @@ def test_a_bad_lock_is_named_and_says_how_to_write_it(tmp_path, text, message):
 
 
 def test_changes_name_what_moved():
-    new = Lock(
-        created="x", inputs="y", artifacts=(wheel("a", "2.0"), wheel("c"), wheel("b", sha="1" * 64))
-    )
+    new = Lock(created="x", inputs="y", artifacts=(wheel("a", "2.0"), wheel("c"), wheel("b", sha="1" * 64)))
     assert changes(LOCK, new) == ["~ a 1.0 -> 2.0", "~ b 1.0 other file", "+ c 1.0"]
     assert changes(new, LOCK)[-1] == "- c 1.0"
     assert changes(None, LOCK) == ["+ a 1.0", "+ b 1.0"]

@@ -70,17 +70,20 @@ def test_mirror_file(apt):
     assert find(apt).archive == ARCHIVE
 
 
-@pytest.mark.parametrize("line", [
-    "deb http://archive.example.org/ubuntu jammy main",
-    "deb http://archive.example.org/ubuntu noble-security main",
-    "deb http://download.example.org/linux/debian bookworm stable",
-    "deb [signed-by=/etc/apt/keyrings/vendor.gpg] http://vendor.example.org/apt stable main",
-    "deb http://apt.example.org/pgdg bookworm-pgdg main",
-    "deb cdrom:[Debian]/ bookworm main",
-    "deb-src http://deb.example.org/debian bookworm main",
-    "#deb http://deb.example.org/debian bookworm main",
-    "",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deb http://archive.example.org/ubuntu jammy main",
+        "deb http://archive.example.org/ubuntu noble-security main",
+        "deb http://download.example.org/linux/debian bookworm stable",
+        "deb [signed-by=/etc/apt/keyrings/vendor.gpg] http://vendor.example.org/apt stable main",
+        "deb http://apt.example.org/pgdg bookworm-pgdg main",
+        "deb cdrom:[Debian]/ bookworm main",
+        "deb-src http://deb.example.org/debian bookworm main",
+        "#deb http://deb.example.org/debian bookworm main",
+        "",
+    ],
+)
 def test_other_sources_are_not_debians(apt, line):
     (apt / "sources.list").write_text(line + "\n")
     with pytest.raises(PreconditionError) as error:
@@ -90,8 +93,15 @@ def test_other_sources_are_not_debians(apt, line):
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("field", ["Enabled: no", "Enabled: False", "Signed-By: /etc/apt/vendor.asc",
-                                   "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n ."])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "Enabled: no",
+        "Enabled: False",
+        "Signed-By: /etc/apt/vendor.asc",
+        "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .",
+    ],
+)
 def test_deb822_entries_that_do_not_count(apt, field):
     text = f"Types: deb\nURIs: {ARCHIVE}\nSuites: bookworm\nComponents: main\n{field}\n"
     (apt / "sources.list.d" / "x.sources").write_text(text)
@@ -127,7 +137,8 @@ def artifact(path: str, suite: str) -> Artifact:
 def test_urls_of_a_security_package():
     locked = artifact(f"pool/updates/main/{FILE}", "bookworm-security")
     assert urls_for(locked, MIRRORS) == (
-        f"{SECURITY}/pool/updates/main/{FILE}", f"{ARCHIVE}/pool/main/{FILE}",
+        f"{SECURITY}/pool/updates/main/{FILE}",
+        f"{ARCHIVE}/pool/main/{FILE}",
     )
 
 

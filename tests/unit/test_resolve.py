@@ -91,7 +91,12 @@ def test_declared_order_is_kept(images):
 
 
 def test_order_can_turn_the_alphabet_round(images):
-    edit(images, STACK, "\norder:\n", "\norder:\n  - {before: tilelang, after: apache-tvm-ffi, reason: only a test here}\n")
+    edit(
+        images,
+        STACK,
+        "\norder:\n",
+        "\norder:\n  - {before: tilelang, after: apache-tvm-ffi, reason: only a test here}\n",
+    )
     kernels = [a.name for a in resolve(images, "sm_103").layers[3].artifacts]
     assert kernels.index("tilelang") < kernels.index("apache-tvm-ffi")
 

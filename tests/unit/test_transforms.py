@@ -118,7 +118,9 @@ def test_bytecode_is_unchecked_hash_based_and_runs(tmp_path):
 
 def test_a_template_that_is_no_python_gets_no_bytecode(tmp_path):
     files, context = listing(tmp_path, "lib/t.py")
-    found = run([file_entry("lib/t.py", b"{{ cookiecutter }}: !")], "bytecompile", files=files, context=context)
+    found = run(
+        [file_entry("lib/t.py", b"{{ cookiecutter }}: !")], "bytecompile", files=files, context=context
+    )
     assert sorted(found) == ["lib/t.py"]
 
 
@@ -136,8 +138,13 @@ def test_bytecode_does_not_depend_on_what_the_process_has_loaded():
     for mode in ("plain", "busy"):
         for seed in ("0", "1", "77"):
             argv = [sys.executable, "-c", script, mode]
+            environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": "."}
             done = subprocess.run(
-                argv, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}
+                argv,
+                capture_output=True,
+                text=True,
+                check=True,
+                env=environment,
             )
             seen.add(done.stdout)
     assert len(seen) == 1

@@ -4,7 +4,7 @@ argv: compute capability major, minor, suffix. Prints the shared objects that we
 GPU code in them: {"sglang": {"file": ..., "sm": [...]}, "flashinfer": {...}}.
 """
 
-import glob
+import fnmatch
 import json
 import os
 import re
@@ -18,7 +18,8 @@ for name in ("TVM_FFI_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "SGLANG_CACHE_DIR
 
 def gpu_code(path):
     """Return the arch numbers of the cubins in a library, from their ELF headers' flags (bits 8-15)."""
-    data = open(path, "rb").read()
+    with open(path, "rb") as file:
+        data = file.read()
     numbers = set()
     for match in re.finditer(rb"\x7fELF\x02\x01", data):
         head = data[match.start() : match.start() + 64]
@@ -29,7 +30,8 @@ def gpu_code(path):
 
 
 def newest(pattern):
-    files = glob.glob(f"{cache}/**/{pattern}", recursive=True)
+    found = (os.path.join(folder, n) for folder, _, names in os.walk(cache) for n in names)
+    files = [path for path in found if fnmatch.fnmatch(os.path.basename(path), pattern)]
     assert files, f"no {pattern} below {cache}"
     return max(files, key=os.path.getmtime)
 

@@ -14,8 +14,13 @@ import torch
 major, minor, name, mib = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 memory = mib << 20
 properties = types.SimpleNamespace(
-    name=name, major=major, minor=minor, total_memory=memory, multi_processor_count=148,
-    is_integrated=0, gcnArchName="",
+    name=name,
+    major=major,
+    minor=minor,
+    total_memory=memory,
+    multi_processor_count=148,
+    is_integrated=0,
+    gcnArchName="",
 )
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 8

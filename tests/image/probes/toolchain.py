@@ -31,7 +31,12 @@ LINK = [f"-L{HOME}/lib64", f"-L{HOME}/lib64/stubs", "-lcuda"]
 KINDS = {
     "shared object": ["-shared", "-Xcompiler", "-fPIC"],
     "shared runtime": [
-        "-shared", "-Xcompiler", "-fPIC", "-cudart=shared", "-Xlinker", "--no-undefined",
+        "-shared",
+        "-Xcompiler",
+        "-fPIC",
+        "-cudart=shared",
+        "-Xlinker",
+        "--no-undefined",
     ],
     "program": ["-DPROGRAM"],
 }
