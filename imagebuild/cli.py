@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -97,8 +98,13 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """Entry point of `python build.py`."""
+    """Entry point of `python build.py`; SIGTERM ends it as Ctrl-C does, with all that it started."""
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(run(sys.argv[1:]))
 
 
