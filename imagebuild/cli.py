@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import ShellComplete, get_completion_class
 
 from imagebuild import __version__
 from imagebuild.catalog import arch_names, project_root
@@ -55,7 +55,8 @@ def completion(shell: str) -> None:
     """Print the completion script of a shell; it completes `build.py` on the PATH and `./build.py`."""
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(cli, {}, PROGRAM, _COMPLETE).source())
+    # The base class: bash's own one would start a bash here to ask its version.
+    click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
 for command in (build, fetch, gc, lock, plan, render):
