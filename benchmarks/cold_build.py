@@ -100,7 +100,7 @@ def table(results: dict[str, Any]) -> str:
         f"{results['date']}, {host['cores']} cores ({host['cpu']}), {host['memory_gb']} GB memory, "
         f"Docker {host['docker']}, load {host['load_before']} before.",
         "",
-        "| arch | cold s (limit 360) | fetch | contexts | docker build | launch-file edit s (limit 30) | GB |",
+        "| arch | cold s (limit 360) | fetch | contexts | docker build | launch edit s (limit 30) | GB |",
         "|---|---|---|---|---|---|---|",
     ]
     for arch, found in results["archs"].items():
