@@ -32,6 +32,9 @@ def main():
     sys.exit(7 if "seven" in sys.argv else 0)
 """
 
+# The interpreter that users start: these tests themselves may run in an environment that bootstrap made.
+PYTHON = sys._base_executable  # type: ignore[attr-defined]
+
 
 @pytest.fixture
 def checkout(tmp_path):
@@ -66,7 +69,7 @@ def nothing(tmp_path):
 @pytest.fixture
 def python_without_pip(tmp_path):
     folder = tmp_path / "no-pip"
-    subprocess.run([uv.find_uv_bin(), "venv", "--quiet", "--python", sys.executable, folder], check=True)
+    subprocess.run([uv.find_uv_bin(), "venv", "--quiet", "--python", PYTHON, folder], check=True)
     return str(folder / "bin" / "python")
 
 
@@ -83,7 +86,7 @@ def host(tmp_path):
     }
 
 
-def start(checkout, host, path, *arguments, python=sys.executable, before=(), **more):
+def start(checkout, host, path, *arguments, python=PYTHON, before=(), **more):
     return subprocess.Popen(
         [*before, python, str(checkout / "build.py"), *arguments],
         env={**host, "PATH": path, **more},
@@ -152,7 +155,7 @@ def test_venv_and_its_pip(checkout, host, nothing, python_without_pip):
 
 def test_without_network_from_a_folder_of_wheels(checkout, host, nothing, tmp_path, python_without_pip):
     wheels = tmp_path / "wheels"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--only-binary", ":all:"]
+    pip = [PYTHON, "-m", "pip", "download", "--quiet", "--require-hashes", "--only-binary", ":all:"]
     subprocess.run([*pip, "-r", checkout / "requirements.lock", "-d", wheels], check=True)
     alone = ("/usr/bin/unshare", "--net") if os.geteuid() == 0 else ("/usr/bin/unshare", "-r", "--net")
     failed = run(checkout, host, nothing, python=python_without_pip, before=alone)
@@ -192,27 +195,27 @@ def warm(tmp_path_factory):
     cache = tmp_path_factory.mktemp("warm")
     env = {**os.environ, "IMAGEBUILD_CACHE_DIR": str(cache)}
     env.pop("IMAGEBUILD_VENV_DIR", None)
-    subprocess.run([sys.executable, "-m", "imagebuild.bootstrap", "-q"], cwd=ROOT, env=env, check=True)
+    subprocess.run([PYTHON, "-m", "imagebuild.bootstrap", "-q"], cwd=ROOT, env=env, check=True)
     return str(cache)
 
 
 def test_what_lies_in_the_current_folder_or_pythonpath_is_not_imported(checkout, host, warm, tmp_path):
     for name in ("click.py", "pydantic.py", "imagebuild.py", "json.py"):
         (tmp_path / name).write_text("raise SystemExit('imported from the wrong place')\n")
-    command = [sys.executable, "-P", str(checkout / "build.py")] if sys.version_info >= (3, 11) else []
-    for argv in filter(None, ([sys.executable, str(checkout / "build.py")], command)):
+    command = [PYTHON, "-P", str(checkout / "build.py")] if sys.version_info >= (3, 11) else []
+    for argv in filter(None, ([PYTHON, str(checkout / "build.py")], command)):
         env = {**host, "IMAGEBUILD_CACHE_DIR": warm}
         result = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
     (tmp_path / "json.py").unlink()  # it would stop the first Python itself
     env = {**host, "IMAGEBUILD_CACHE_DIR": warm, "PYTHONPATH": str(tmp_path)}
-    argv = [sys.executable, str(checkout / "build.py")]
+    argv = [PYTHON, str(checkout / "build.py")]
     assert subprocess.run(argv, cwd="/", env=env, capture_output=True, check=False).returncode == 0
 
 
 def test_python_m_imagebuild_is_the_same(checkout, host, warm):
     env = {**host, "IMAGEBUILD_CACHE_DIR": warm}
-    argv = [sys.executable, "-m", "imagebuild", "seven"]
+    argv = [PYTHON, "-m", "imagebuild", "seven"]
     assert subprocess.run(argv, cwd=checkout, env=env, capture_output=True, check=False).returncode == 7
 
 
@@ -237,7 +240,7 @@ def test_a_warm_start_costs_less_than_50_ms(checkout, host, warm):
             times.append(time.perf_counter() - started)
         return statistics.median(times)
 
-    cost = seconds(sys.executable, str(checkout / "build.py")) - seconds(sys.executable, "-c", "pass")
+    cost = seconds(PYTHON, str(checkout / "build.py")) - seconds(PYTHON, "-c", "pass")
     print(f"warm start: {cost * 1000:.0f} ms")
     assert cost < 0.05
 
