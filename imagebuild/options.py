@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from imagebuild.catalog import arch_names, project_root
+from imagebuild.redact import redact
 from imagebuild.settings import Settings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,6 +29,13 @@ _NETWORK = (
 _SETTING_NAMES = (
     "cache_dir", "jobs", "index_url", "debian_mirror", "debian_security_mirror", "debian_snapshot",
 )  # fmt: skip
+
+
+class _Redacting(logging.Formatter):
+    """Keeps credentials in addresses out of logs, our libraries' own messages included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 def images_dir() -> Path:
@@ -51,7 +59,9 @@ def output_options(function: F) -> F:
     @functools.wraps(function)
     def wrapped(*args: Any, verbose: int, quiet: bool, **kwargs: Any) -> Any:
         level = logging.DEBUG if verbose else logging.WARNING
-        logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Redacting("%(name)s: %(message)s"))
+        logging.basicConfig(handlers=[handler], level=level)
         if not verbose or verbose < 2:
             for noisy in ("urllib3", "docker", "filelock"):
                 logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Import each module named, in a process of its own, and print {"module": "error or empty"}.
 
 One process for all would not do: some packages pick up what another has loaded before.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build one SGLang JIT kernel and one FlashInfer module for an arch, without a GPU.
 
 argv: compute capability major, minor, suffix. Prints the shared objects that were made and the

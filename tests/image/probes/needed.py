@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print {"missing library": ["file that needs it", ...]} over every shared object of the image.
 
 The loader's own answer (ldd) is used; a library that ldd does not find but that another package

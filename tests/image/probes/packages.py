@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print {"name": "version"} of every installed Python distribution."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run SGLang's whole argument resolution for a GPU that is not there.
 
 argv: compute capability major, minor, GPU name, GPU memory in MiB, then SGLang's arguments.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compile and link a CUDA program as JIT builds do: argv[1] is the arch, like sm_103a.
 
 Prints {"kind": "error or empty"} for a shared object, one with the shared runtime and no
