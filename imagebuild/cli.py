@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -64,7 +65,8 @@ for command in (build, fetch, gc, lock, plan, render):
 
 
 def _fail(message: str) -> None:
-    click.secho("error: ", nl=False, err=True, fg="red", bold=True)
+    plain = False if os.environ.get("NO_COLOR") else None  # no-color.org; None: colours on a terminal
+    click.secho("error: ", nl=False, err=True, fg="red", bold=True, color=plain)
     click.echo(message, err=True)
 
 

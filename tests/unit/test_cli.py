@@ -2,6 +2,7 @@
 """The command line: default command, exit codes, streams."""
 
 import json
+import sys
 
 import pytest
 
@@ -129,6 +130,14 @@ def test_render_check_exits_4_and_writes_nothing(monkeypatch, tmp_path, capsys):
     assert (images / "sm_90" / "Dockerfile").read_text() == "FROM scratch\n"
     assert run(["render"]) == 0
     assert run(["render", "--check"]) == 0
+
+
+@pytest.mark.parametrize(("value", "coloured"), [("1", False), ("", True)])
+def test_no_color_is_honoured_on_a_terminal(monkeypatch, capsys, value, coloured):
+    monkeypatch.setenv("NO_COLOR", value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert run(["plan", "--arch", "sm_1"]) == 2
+    assert ("\x1b[" in capsys.readouterr().err) == coloured
 
 
 def test_gc_of_an_empty_cache(capsys):
