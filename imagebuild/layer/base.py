@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from imagebuild.layer import accounts, certificates, dpkgdb, ldcache
 from imagebuild.layer.accounts import User
@@ -35,8 +34,6 @@ __all__ = [
     "User",
     "base_entries",
     "excluded",
-    "settings_from_json",
-    "settings_to_json",
 ]
 
 
@@ -115,42 +112,6 @@ class BaseSettings:
     links: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[str, Copy] = field(default_factory=dict)
     files: Mapping[str, TextFile] = field(default_factory=dict)
-
-
-def settings_to_json(settings: BaseSettings) -> dict[str, Any]:
-    """Return the settings as JSON data; `settings_from_json` reads them back."""
-    return dataclasses.asdict(settings)
-
-
-def settings_from_json(raw: Mapping[str, Any]) -> BaseSettings:
-    """Read settings from JSON data.
-
-    Raises TypeError for an unknown key or a missing one.
-    """
-    data = dict(raw)
-    shapes: dict[str, Any] = {
-        "usr_merge": tuple,
-        "exclude": tuple,
-        "include": tuple,
-        "users": lambda items: tuple(User(**item) for item in items),
-        "diversions": lambda items: tuple(Diversion(**item) for item in items),
-        "alternatives": lambda items: {
-            name: Alternative(
-                **{
-                    **item,
-                    "slaves": {key: tuple(pair) for key, pair in item.get("slaves", {}).items()},
-                }
-            )
-            for name, item in items.items()
-        },
-        "directories": lambda items: {path: Directory(**item) for path, item in items.items()},
-        "copies": lambda items: {path: Copy(**item) for path, item in items.items()},
-        "files": lambda items: {path: TextFile(**item) for path, item in items.items()},
-    }
-    for key, shape in shapes.items():
-        if key in data:
-            data[key] = shape(data[key])
-    return BaseSettings(**data)
 
 
 def base_entries(

@@ -13,26 +13,24 @@ import json
 import os
 import re
 import shutil
-import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import yaml
 
 from imagebuild import process
-from imagebuild.layer.base import BaseSettings, base_entries, settings_from_json
+from imagebuild.fetch import fetch
+from imagebuild.layer.base import BaseSettings, base_entries
 from imagebuild.layer.deb import Spool
 from imagebuild.layer.entries import Entry, read_directory, write_tar
-from imagebuild.layer.spec import Artifact
 from imagebuild.layer.tree import by_path
-from imagebuild.mirror import find_mirrors, urls_for
+from imagebuild.lock import read_lock
+from imagebuild.manifest import BaseManifest
+from imagebuild.settings import load_settings
+from imagebuild.yamlfile import load
 
 BASE = Path(__file__).parents[2] / "images" / "base" / "bookworm"
-CACHE = Path(os.environ.get("IMAGEBUILD_TEST_CACHE", Path.home() / ".cache" / "imagebuild-tests")) / "debs"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Paths (globs, `*` matches `/` too) that only one of the trees has, and why.
@@ -97,40 +95,21 @@ NORMALISED: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.fixture(scope="module")
-def debs() -> list[Path]:
-    """The locked packages, from the mirror of this host, kept between runs."""
-    lock = json.loads((BASE / "debian.lock").read_text())
-    artifacts = [Artifact(**item) for item in lock["artifacts"]]
-    mirrors = find_mirrors(option=os.environ.get("IMAGEBUILD_DEBIAN_MIRROR"), security_option=None)
-    CACHE.mkdir(parents=True, exist_ok=True)
-
-    def get(artifact: Artifact) -> Path:
-        path = CACHE / artifact.file
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == artifact.sha256:
-            return path
-        errors: list[str] = []
-        for url in urls_for(artifact, mirrors) * 3:  # a mirror that is busy answers the second time
-            try:
-                with urllib.request.urlopen(url, timeout=60) as answer:
-                    data: bytes = answer.read()
-            except OSError as error:
-                errors.append(str(error))
-                time.sleep(1)
-                continue
-            if hashlib.sha256(data).hexdigest() == artifact.sha256:
-                path.with_suffix(".part").write_bytes(data)
-                path.with_suffix(".part").replace(path)
-                return path
-            errors.append("another sha256")
-        pytest.fail(f"{artifact.file} cannot be had from this host's mirrors: {errors}")
-
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(get, artifacts))
+def debs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The locked packages under their own names, from the user's cache or this host's mirror."""
+    lock = read_lock(BASE / "debian.lock")
+    store = fetch(lock.artifacts, load_settings(), created=lock.created)
+    folder = tmp_path_factory.mktemp("debs")
+    found = []
+    for artifact in lock.artifacts:
+        found.append(folder / artifact.file)
+        shutil.copyfile(store.path(artifact.sha256), found[-1])
+    return found
 
 
 @pytest.fixture(scope="module")
 def settings() -> BaseSettings:
-    return settings_from_json(yaml.safe_load((BASE / "base.yaml").read_text())["settings"])
+    return load(BASE / "base.yaml", BaseManifest).settings
 
 
 @pytest.fixture(scope="module")

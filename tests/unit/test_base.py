@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from imagebuild.layer.base import (
     User,
     base_entries,
     excluded,
-    settings_from_json,
-    settings_to_json,
 )
 from imagebuild.layer.deb import Spool
 from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, symlink_entry, write_tar
@@ -302,28 +299,6 @@ def test_trigger_names_are_no_paths(pool, build, name):
     make_deb(pool, "evil", triggers=f"interest {name}\n".encode())
     with pytest.raises(LayerError, match="is no trigger name"):
         build()
-
-
-def test_settings_are_json():
-    settings = BaseSettings(
-        exclude=("/a/*",),
-        include=("/a/b",),
-        users=(User("k26", 1000, 0, "/home/k26"),),
-        groups={"rdma": 101},
-        alternatives={
-            "awk": Alternative("/a", "/b", 5, {"nawk": ("/c", "/d")}),
-            "cc": Alternative("/e", "/f", 1),
-        },
-        diversions=(Diversion("/a", "/b", "c"),),
-        directories={"a": Directory()},
-        links={"a": "b"},
-        copies={"a": Copy("b", {"c": "d"})},
-        files={"a": TextFile("x", "0600", 1, 2)},
-    )
-    assert settings_from_json(json.loads(json.dumps(settings_to_json(settings)))) == settings
-    assert settings_from_json({}) == BaseSettings()
-    with pytest.raises(TypeError, match="unknown"):
-        settings_from_json({"unknown": 1})
 
 
 def test_follow():
