@@ -8,25 +8,34 @@ GPU code in them: {"sglang": {"file": ..., "sm": [...]}, "flashinfer": {...}}.
 import fnmatch
 import json
 import os
-import re
+import struct
 import sys
 
 major, minor, suffix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 cache = "/tmp/jit"
+MAGIC = struct.pack("<I", 0xBA55ED50)
 for name in ("TVM_FFI_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "SGLANG_CACHE_DIR"):
     os.environ[name] = f"{cache}/{name.lower()}"
 
 
 def gpu_code(path):
-    """Return the arch numbers of the cubins in a library, from their ELF headers' flags (bits 8-15)."""
+    """Return the arch numbers of the machine code in a library's fatbin containers.
+
+    A container is magic, version, header size, size; an entry begins with its kind (2: machine
+    code) and has its own header's and payload's size at 4 and 8 and its arch at 28.
+    """
     with open(path, "rb") as file:
         data = file.read()
-    numbers = set()
-    for match in re.finditer(rb"\x7fELF\x02\x01", data):
-        head = data[match.start() : match.start() + 64]
-        if int.from_bytes(head[18:20], "little") == 190:  # EM_CUDA
-            flags = int.from_bytes(head[48:52], "little")
-            numbers.add((flags >> 8) & 0xFF)
+    numbers, start = set(), data.find(MAGIC)
+    while start >= 0:
+        header, size = struct.unpack_from("<HQ", data, start + 6)
+        at, end = start + header, start + header + size
+        while at + 64 <= end:
+            kind, length, payload = struct.unpack_from("<HxxIQ", data, at)
+            if kind == 2:
+                numbers.add(struct.unpack_from("<I", data, at + 28)[0])
+            at += length + payload
+        start = data.find(MAGIC, max(end, start + 4))
     return sorted(numbers)
 
 
