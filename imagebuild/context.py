@@ -21,8 +21,8 @@ from pathlib import Path
 from imagebuild.errors import IntegrityError
 from imagebuild.layer.base import base_entries
 from imagebuild.layer.deb import Spool
-from imagebuild.layer.entries import write_tar
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, layer_to_json
+from imagebuild.layer.tarball import write_tar
 from imagebuild.lock import digest
 from imagebuild.plan import Plan, to_text
 from imagebuild.toolbox import code_files

@@ -6,10 +6,13 @@ The SDK has no BuildKit, so it cannot mount contexts into RUN steps; the command
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import docker
 import requests
@@ -116,3 +119,41 @@ class DockerEngine:
         if image is None:
             raise BuildError(f"docker built {plan.reference} but does not have it with label {plan.digest}")
         return image
+
+
+def load_archive(write: Callable[[IO[bytes]], None], reference: str) -> str:
+    """Load an image archive, written by `write`, into the Docker Engine; return the image's id.
+
+    The archive is streamed through a pipe, so it takes no disk of its own. Raises
+    PreconditionError if no Engine answers, BuildError if it does not take the archive.
+    """
+    engine = DockerEngine()
+    engine.require()
+    client = engine._client()
+    read_end, write_end = os.pipe()
+    trouble: list[BaseException] = []
+
+    def produce() -> None:
+        try:
+            with os.fdopen(write_end, "wb") as out:
+                write(out)
+        except BrokenPipeError:
+            pass  # the Engine has said why
+        except BaseException as error:
+            trouble.append(error)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        with os.fdopen(read_end, "rb") as source:
+            client.images.load(source)
+    except (DockerException, requests.RequestException) as error:
+        raise BuildError(f"the Docker Engine did not take the image: {error}") from error
+    finally:
+        thread.join()
+    if trouble:
+        raise trouble[0]
+    try:
+        return str(client.images.get(reference).id)
+    except ImageNotFound:
+        raise BuildError(f"the Docker Engine loaded an archive but has no {reference}") from None

@@ -17,7 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def _start(
-    argv: Sequence[str], cwd: Path | None, env: Mapping[str, str] | None, stdout: int, stderr: int
+    argv: Sequence[str],
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    stdout: int,
+    stderr: int,
+    stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[str]:
     log.debug("run: %s", shlex.join(argv))
     try:
@@ -25,7 +30,7 @@ def _start(
             list(argv),
             cwd=cwd,
             env=None if env is None else {**os.environ, **env},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             text=True,
@@ -75,6 +80,23 @@ def output(
         _stop(process)
     if process.returncode != 0:
         raise BuildError(f"{shlex.join(argv)} exited {process.returncode}\n{_tail(err or out)}")
+    return out
+
+
+def feed(argv: Sequence[str], text: str, *, timeout: float = 60) -> str:
+    """Run a program with `text` as its standard input and return its standard output.
+
+    Raises as `output` does; neither the input nor the output shows up in errors.
+    """
+    process = _start(argv, None, None, subprocess.PIPE, subprocess.PIPE, subprocess.PIPE)
+    try:
+        out, _ = process.communicate(text, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{argv[0]} did not finish in {timeout:.0f} s") from error
+    finally:
+        _stop(process)
+    if process.returncode != 0:
+        raise BuildError(f"{shlex.join(argv)} exited {process.returncode}")
     return out
 
 

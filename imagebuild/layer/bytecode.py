@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import marshal
+import pickle
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from types import CodeType
@@ -16,11 +17,11 @@ _UNCHECKED_HASH = 0b01
 _CHUNK = 32
 
 
-def pyc_path(source: str) -> str:
-    """Return the `__pycache__` path that this interpreter loads for the module at `source`."""
+def pyc_path(source: str, cache_tag: str | None = None) -> str:
+    """Return the `__pycache__` path (PEP 3147) of the module at `source`, for this interpreter or a tag."""
     folder, _, name = source.rpartition("/")
     stem = name.removesuffix(".py")
-    return f"{folder}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"
+    return f"{folder}/__pycache__/{stem}.{cache_tag or sys.implementation.cache_tag}.pyc"
 
 
 def _hold(code: CodeType, held: list[object]) -> None:
@@ -69,3 +70,18 @@ def compile_all(jobs: list[tuple[bytes, str]], workers: int) -> list[bytes | Non
         return [_compile_or_none(job) for job in jobs]
     with ProcessPoolExecutor(workers) as pool:
         return list(pool.map(_compile_or_none, jobs, chunksize=_CHUNK))
+
+
+def main(jobs_file: str, out_file: str, workers: str) -> None:
+    """Compile the pickled jobs of one file into another: what an image's own interpreter is started for.
+
+    Both files are written and read by one build, in its own temporary folder.
+    """
+    with open(jobs_file, "rb") as source:
+        jobs = pickle.load(source)
+    with open(out_file, "wb") as out:
+        pickle.dump(compile_all(jobs, int(workers)), out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

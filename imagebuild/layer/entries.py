@@ -13,7 +13,6 @@ import os
 import posixpath
 import shutil
 import stat
-import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,29 +108,6 @@ def merge(entries: Iterable[Entry]) -> list[Entry]:
                 raise LayerError(f"{path}: its parent {parent} is a {found.kind}")
             parent = posixpath.dirname(parent)
     return [by_path[path] for path in sorted(by_path, key=lambda p: p.split("/"))]
-
-
-def write_tar(entries: Iterable[Entry], out: IO[bytes], mtime: int) -> None:
-    """Write entries as a canonical tar: given order, fixed time, numeric owners, PAX where needed.
-
-    Hard links must follow the file they share.
-    """
-    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for entry in entries:
-            info = tarfile.TarInfo(entry.path)
-            info.mode, info.uid, info.gid, info.mtime = entry.mode, entry.uid, entry.gid, mtime
-            if entry.kind == "dir":
-                info.type = tarfile.DIRTYPE
-                tar.addfile(info)
-            elif entry.kind == "file":
-                assert entry.open is not None
-                info.size = entry.size
-                with entry.open() as stream:
-                    tar.addfile(info, stream)
-            else:
-                info.type = tarfile.SYMTYPE if entry.kind == "symlink" else tarfile.LNKTYPE
-                info.linkname = entry.target
-                tar.addfile(info)
 
 
 def _make_parents(root: Path, path: str, mtime: int) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from imagebuild.layer import transforms
 from imagebuild.layer.entries import Entry, LayerError, file_entry, merge, read_directory, write_directory
 from imagebuild.layer.spec import LayerSpec, layer_from_json
+from imagebuild.layer.transforms import Context
 from imagebuild.layer.wheel import Scheme, wheel_entries
 
 _REPORT_SECONDS = 3.0
@@ -31,7 +32,7 @@ def context_files(layer: LayerSpec, inputs: Path) -> dict[str, Path]:
 
 
 def layer_entries(
-    layer: LayerSpec, inputs: Path, scheme: Scheme, workers: int, below: list[Entry]
+    layer: LayerSpec, inputs: Path, scheme: Scheme, context: Context, below: list[Entry]
 ) -> list[Entry]:
     """Return every entry that a layer adds, complete and sorted; `inputs` is its build context.
 
@@ -43,11 +44,10 @@ def layer_entries(
     for artifact in layer.artifacts:
         if artifact.kind == "wheel":
             entries += wheel_entries(inputs / "artifacts" / artifact.file, scheme)
-    files = context_files(layer, inputs)
     for item in layer.files:
-        content = files[item.source].read_bytes()
+        content = context.files[item.source].read_bytes()
         entries.append(file_entry(item.target.lstrip("/"), content, item.mode))
-    entries = transforms.apply(entries, layer.transforms, transforms.Context(files, workers))
+    entries = transforms.apply(entries, layer.transforms, context)
     unpacked = {id(entry) for entry in below}
     return merge(entry for entry in entries if id(entry) not in unpacked)
 
@@ -96,7 +96,8 @@ def main(arguments: list[str]) -> int:
     try:
         unpacked = any(artifact.kind == "deb" for artifact in layer.artifacts)
         below = list(read_directory(options.root, "usr")) if unpacked else []
-        entries = layer_entries(layer, options.inputs, scheme, options.workers, below)
+        context = Context(context_files(layer, options.inputs), options.workers)
+        entries = layer_entries(layer, options.inputs, scheme, context, below)
         _write_all(entries, options.root, options.mtime, options.workers)
     except LayerError as error:
         print(f"layer {layer.name}: {error}", file=sys.stderr)

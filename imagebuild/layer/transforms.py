@@ -20,10 +20,16 @@ from imagebuild.layer.spec import Transform
 
 @dataclass(frozen=True)
 class Context:
-    """What a transform may use: `files` maps an input's source path to its place on disk."""
+    """What a transform may use: `files` maps an input's source path to its place on disk.
+
+    `compile` turns (source, image path) pairs into byte-code of the image's interpreter, whose
+    PEP 3147 tag is `cache_tag`; by default that is the interpreter that runs this.
+    """
 
     files: dict[str, Path]
     workers: int
+    compile: Callable[[list[tuple[bytes, str]], int], list[bytes | None]] = compile_all
+    cache_tag: str | None = None
 
 
 def _venv(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:
@@ -90,9 +96,9 @@ def _bytecompile(entries: list[Entry], transform: Transform, context: Context) -
     """
     listed = set(context.files[transform.files[0].source].read_text(encoding="utf-8").split("\n"))
     chosen = [entry for entry in entries if entry.kind == "file" and entry.path in listed]
-    compiled = compile_all([(entry.read(), f"/{entry.path}") for entry in chosen], context.workers)
+    compiled = context.compile([(entry.read(), f"/{entry.path}") for entry in chosen], context.workers)
     made = [
-        file_entry(pyc_path(entry.path), code)
+        file_entry(pyc_path(entry.path, context.cache_tag), code)
         for entry, code in zip(chosen, compiled, strict=True)
         if code is not None
     ]

@@ -23,7 +23,8 @@ from imagebuild import process
 from imagebuild.fetch import fetch
 from imagebuild.layer.base import BaseSettings, base_entries
 from imagebuild.layer.deb import Spool
-from imagebuild.layer.entries import Entry, read_directory, write_tar
+from imagebuild.layer.entries import Entry, read_directory
+from imagebuild.layer.tarball import write_tar
 from imagebuild.layer.tree import by_path
 from imagebuild.lock import read_lock
 from imagebuild.manifest import BaseManifest

@@ -22,7 +22,8 @@ from imagebuild.layer.base import (
     excluded,
 )
 from imagebuild.layer.deb import Spool
-from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, symlink_entry, write_tar
+from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, symlink_entry
+from imagebuild.layer.tarball import write_tar
 from imagebuild.layer.tree import by_path, follow
 from tests.debs import folder, hardlink, make_deb, member, symlink
 

@@ -15,8 +15,8 @@ from imagebuild.layer.entries import (
     safe_path,
     symlink_entry,
     write_directory,
-    write_tar,
 )
+from imagebuild.layer.tarball import write_tar
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "a\0b", "a\\b"])

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build contexts → layer blobs: all cores, each layer once per content, nothing on disk but the blobs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from imagebuild.context import TOOLS, base_tar_key
+from imagebuild.files import write_text
+from imagebuild.layer.entries import Entry
+from imagebuild.layer.run import context_files, layer_entries
+from imagebuild.layer.spec import LayerSpec, layer_from_json
+from imagebuild.layer.tarball import tar_entries
+from imagebuild.layer.transforms import Context
+from imagebuild.layer.wheel import Scheme
+from imagebuild.lock import digest
+from imagebuild.oci_blob import GZIP_LEVEL, ZSTD_LEVEL, Blob, Compression, blob_path, write_blob
+from imagebuild.oci_python import ImagePython, unpack_python
+from imagebuild.plan import Plan
+
+_REPORT_SECONDS = 3.0
+# Raise it when the bytes of a layer change for the same inputs, so that cached ones are not used.
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One layer to make, with all that a worker process needs. `folder` is where blobs go."""
+
+    layer: str
+    inputs: Path
+    base_tar: Path
+    folder: Path
+    python: ImagePython
+    prefix: str
+    mtime: int
+    compression: Compression
+    threads: int
+
+
+def layer_key(plan: Plan, layer: LayerSpec, compression: Compression) -> str:
+    """Return the digest of everything that a layer blob's bytes depend on."""
+    embedded = any(t.kind == "embed" for t in layer.transforms)
+    tool = [_FORMAT, ZSTD_LEVEL, GZIP_LEVEL, list(zstandard.ZSTD_VERSION), compression]
+    place = [plan.prefix, plan.python, plan.mtime, plan.tool_code, base_tar_key(plan)]
+    return digest([asdict(layer), plan.digest if embedded else "", tool, place])
+
+
+def _like_base(entries: list[Entry], base: dict[str, Entry]) -> list[Entry]:
+    """Give directories that are only somebody's parent what the base gave them (so /tmp stays 1777)."""
+    return [base[e.path] if e.implied and e.path in base else e for e in entries]
+
+
+_counter: Any = None
+
+
+def _start(counter: Any) -> None:
+    global _counter  # noqa: PLW0603 - how a worker process is handed something shared
+    _counter = counter
+
+
+def _advance(count: int) -> None:
+    if _counter is not None:
+        with _counter.get_lock():
+            _counter.value += count
+
+
+def make_layer(job: Job) -> Blob:
+    """Assemble one layer and write its blob; runs in a worker process."""
+    layer = layer_from_json((job.inputs / "layer.json").read_text(encoding="utf-8"))
+    base = tar_entries(job.base_tar)
+    python = job.python
+    context = Context(context_files(layer, job.inputs), job.threads, python.compile, python.cache_tag)
+    scheme = Scheme(job.prefix.lstrip("/"), python.python)
+    is_base = any(artifact.kind == "deb" for artifact in layer.artifacts)
+    entries = layer_entries(layer, job.inputs, scheme, context, base if is_base else [])
+    if is_base:
+        have = {entry.path for entry in base}
+        entries = [*base, *(e for e in entries if e.path not in have)]
+    else:
+        entries = _like_base(entries, {e.path: e for e in base if e.kind == "dir"})
+    return write_blob(entries, job.folder, job.mtime, job.compression, job.threads, _advance)
+
+
+def _cached(record: Path, blobs: Path) -> Blob | None:
+    """Return the layer that a record names, if its blob is there in full."""
+    try:
+        blob = Blob(**json.loads(record.read_text(encoding="utf-8")))
+        found = blob_path(blobs, blob.digest).stat().st_size
+    except (OSError, ValueError, TypeError):
+        return None
+    return blob if found == blob.size else None
+
+
+def _wait(pending: dict[Future[Blob], str], counter: Any, report: Callable[[str], None]) -> dict[str, Blob]:
+    made: dict[str, Blob] = {}
+    left = dict(pending)
+    start = time.monotonic()
+    while left:
+        done, _ = wait(left, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED")
+        for future in done:
+            name = left.pop(future)
+            made[name] = future.result()
+            seconds = time.monotonic() - start
+            report(f"layer {name}: {made[name].size / 1e6:,.0f} MB after {seconds:.0f} s")
+        if not done:
+            report(f"{counter.value / 1e6:,.0f} MB assembled")
+    return made
+
+
+def build_layers(
+    plan: Plan,
+    contexts: dict[str, Path],
+    cache: Path,
+    compression: Compression,
+    report: Callable[[str], None],
+    *,
+    use_cache: bool = True,
+) -> dict[str, Blob]:
+    """Return the blob of each layer by name, made below `cache` unless it is there already.
+
+    Raises LayerError, BuildError or OSError as making a layer does; no half blob is left.
+    """
+    blobs, records = cache / "blobs", cache / "layers"
+    records.mkdir(parents=True, exist_ok=True)
+    keys = {layer.name: layer_key(plan, layer, compression) for layer in plan.layers}
+    found = {name: _cached(records / key, blobs) for name, key in keys.items()} if use_cache else {}
+    made = {name: blob for name, blob in found.items() if blob is not None}
+    for name in made:
+        report(f"layer {name}: cached")
+    missing = [layer for layer in plan.layers if layer.name not in made]
+    if not missing:
+        return made
+    cores = os.cpu_count() or 1
+    base_tar = contexts[plan.layers[0].name] / "base.tar"
+    # A worker process that is started anew inherits neither threads nor locks of this one.
+    fresh = multiprocessing.get_context("spawn")
+    counter = fresh.Value("Q", 0)
+    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+        python = unpack_python(tar_entries(base_tar), Path(folder), contexts[TOOLS].resolve(), plan.python)
+        workers = min(cores, len(missing))
+        with ProcessPoolExecutor(workers, fresh, _start, (counter,)) as pool:
+            pending = {}
+            for layer in sorted(missing, key=lambda x: -sum(a.size for a in x.artifacts)):
+                job = Job(
+                    layer.name, contexts[layer.name].resolve(), base_tar.resolve(), blobs.resolve(), python,
+                    plan.prefix, plan.mtime, compression, max(1, cores // workers),
+                )  # fmt: skip
+                pending[pool.submit(make_layer, job)] = layer.name
+            try:
+                made |= _wait(pending, counter, report)
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+    for layer in missing:
+        write_text(records / keys[layer.name], json.dumps(asdict(made[layer.name])) + "\n")
+    return made

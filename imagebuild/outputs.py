@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an image of the embedded engine goes: a layout folder, a file, a registry, a Docker Engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagebuild.engine_docker import load_archive
+from imagebuild.hostconf import host_network
+from imagebuild.oci_layout import OciImage, write_archive, write_layout
+from imagebuild.progress import open_progress
+from imagebuild.registry import parse_target, push_image
+from imagebuild.settings import Settings
+
+_ARCHIVE_SUFFIX = ".tar"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asked for. `output` that ends in .tar is a single file, else a layout folder."""
+
+    output: Path | None = None
+    push: str | None = None
+    load: bool = False
+    mount_from: str | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether the image goes anywhere but into the cache."""
+        return self.output is not None or self.push is not None or self.load
+
+
+def _archive(image: OciImage, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(temporary, "wb") as out:
+            write_archive(image, out)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_wanted(wanted: Wanted) -> None:
+    """Refuse what cannot be done, before anything is built.
+
+    Raises ManifestError for a push target that is none.
+    """
+    if wanted.push is not None:
+        parse_target(wanted.push, "x")
+
+
+def deliver(
+    image: OciImage, wanted: Wanted, settings: Settings, quiet: bool, report: Callable[[str], None]
+) -> dict[str, str]:
+    """Put the image where the user wants it; return what it is called there.
+
+    Raises PreconditionError, IntegrityError or OSError as the destination does.
+    """
+    done: dict[str, str] = {}
+    tag = image.reference.rpartition(":")[2]
+    if wanted.output is not None:
+        if wanted.output.suffix == _ARCHIVE_SUFFIX:
+            _archive(image, wanted.output)
+        else:
+            write_layout(image, wanted.output)
+        report(f"written {wanted.output}")
+        done["output"] = str(wanted.output)
+    if wanted.load:
+        done["loaded"] = load_archive(lambda out: write_archive(image, out), image.reference)
+        report(f"loaded {image.reference} into Docker")
+    if wanted.push is not None:
+        target = parse_target(wanted.push, tag)
+        with open_progress(quiet=quiet) as progress:
+            pushed = push_image(image, target, host_network(settings), progress, mount_from=wanted.mount_from)
+        report(f"pushed {pushed}")
+        done["pushed"] = pushed
+    return done
