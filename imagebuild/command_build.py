@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from imagebuild import process
 from imagebuild.cache import Store
 from imagebuild.catalog import arch_names, project_root
 from imagebuild.context import remove_contexts, write_contexts
-from imagebuild.engine import Engine, Image
+from imagebuild.engine import Image
 from imagebuild.engine_docker import DockerEngine
-from imagebuild.errors import CheckFailed
+from imagebuild.engine_oci import OciEngine
+from imagebuild.errors import CheckFailed, ManifestError, PreconditionError
 from imagebuild.fetch import export_to
 from imagebuild.fetch import fetch as fetch_artifacts
 from imagebuild.layer.spec import Artifact
+from imagebuild.oci_blob import Compression
 from imagebuild.options import (
     Reporter,
     arch_option,
@@ -29,12 +32,14 @@ from imagebuild.options import (
     output_options,
     print_result,
 )
+from imagebuild.outputs import Wanted, check_wanted, deliver
 from imagebuild.overlaps import check_overlaps
 from imagebuild.plan import Plan
 from imagebuild.progress import open_progress, size_text
 from imagebuild.render import write_dockerfile
 from imagebuild.resolve import resolve
 from imagebuild.settings import Settings
+from imagebuild.unpack import unpack_image
 
 STAGES = ("plan", "fetch", "context", "build", "check")
 _SOURCE = click.option(
@@ -95,23 +100,23 @@ def _check(image: Image, plan: Plan, report: Reporter) -> None:
         )
 
 
-def _dry_run(plan: Plan, settings: Settings, engine: Engine, as_json: bool) -> None:
+def _dry_run(plan: Plan, options: BuildOptions) -> None:
     """Say what a build would fetch and do."""
-    store = Store(settings.cache_dir)
+    store = Store(options.settings.cache_dir)
     missing = [a for a in plan.artifacts if not store.has(a)]
     size = sum(a.size for a in missing)
     value: dict[str, Any] = {
         "reference": plan.reference,
         "plan": plan.digest,
-        "engine": engine.name,
+        "engine": options.engine,
         "fetch": [a.file for a in missing],
         "fetch_bytes": size,
     }
     text = (
         f"would fetch {len(missing)} of {len(plan.artifacts)} files ({size_text(size)}), "
-        f"then build {plan.reference} with {engine.name}"
+        f"then build {plan.reference} with engine {options.engine}"
     )
-    print_result(as_json, value, text)
+    print_result(options.as_json, value, text)
 
 
 @dataclass(frozen=True)
@@ -123,38 +128,68 @@ class BuildOptions:
     stop_after: str
     dry_run: bool
     rebuild: bool
+    engine: str
+    compression: Compression
+    layer_cache: bool
+    output: Path | None
+    push: str | None
+    load: bool
+    mount_from: str | None
     settings: Settings
     as_json: bool
     verbose: int
     quiet: bool
+
+    @property
+    def wanted(self) -> Wanted:
+        """Where the image goes, for the embedded engine."""
+        return Wanted(self.output, self.push, self.load, self.mount_from)
 
     def reaches(self, stage: str) -> bool:
         """Whether the build goes as far as `stage`."""
         return STAGES.index(self.stop_after) >= STAGES.index(stage)
 
 
-def _contexts(plan: Plan, options: BuildOptions, report: Reporter) -> tuple[Path, dict[str, Path]]:
-    """Fetch everything and make the build contexts; return the Dockerfile and the contexts."""
+def _fetched(
+    plan: Plan, settings: Settings, source: Path | None, quiet: bool, report: Reporter
+) -> Callable[[Artifact], Path]:
+    """Fetch everything, check it, and return where each artifact is."""
     start = time.monotonic()
-    store = _fetch(plan, options.settings, options.source, options.quiet)
+    store = _fetch(plan, settings, source, quiet)
 
     def locate(artifact: Artifact) -> Path:
         return store.path(artifact.sha256)
 
     check_overlaps(plan, locate)
     report(f"fetched and checked in {_seconds(start)}")
-    if not options.reaches("context"):
-        return Path(), {}
+    return locate
+
+
+def _made_contexts(
+    plan: Plan, settings: Settings, source: Path | None, quiet: bool, report: Reporter
+) -> tuple[Path, dict[str, Path]]:
+    """Fetch everything and make the build contexts; return the Dockerfile and the contexts."""
+    locate = _fetched(plan, settings, source, quiet, report)
     start = time.monotonic()
-    parent = options.settings.cache_dir / "contexts"
-    contexts = write_contexts(plan, images_dir(), parent, locate, report)
+    contexts = write_contexts(plan, images_dir(), settings.cache_dir / "contexts", locate, report)
     dockerfile = contexts[plan.layers[0].name] / "Dockerfile"
     write_dockerfile(plan, project_root() / "Dockerfile.template", dockerfile, check=False)
     report(f"build contexts ready in {_seconds(start)}")
     return dockerfile, contexts
 
 
-def _image(plan: Plan, engine: Engine, options: BuildOptions, made: tuple[Path, dict[str, Path]]) -> Image:
+def _contexts(plan: Plan, options: BuildOptions, report: Reporter) -> tuple[Path, dict[str, Path]]:
+    """Fetch, and make the build contexts if the build goes that far."""
+    given = (plan, options.settings, options.source, options.quiet, report)
+    if options.reaches("context"):
+        return _made_contexts(*given)
+    _fetched(*given)
+    return Path(), {}
+
+
+def _docker_image(
+    plan: Plan, engine: DockerEngine, options: BuildOptions, made: tuple[Path, dict[str, Path]]
+) -> tuple[Image, dict[str, str]]:
     """Build the image, unless the engine has it, and check it."""
     report = Reporter(options.quiet)
     start = time.monotonic()
@@ -168,7 +203,53 @@ def _image(plan: Plan, engine: Engine, options: BuildOptions, made: tuple[Path, 
         start = time.monotonic()
         _check(image, plan, report)
         report(f"checked in {_seconds(start)}")
-    return image
+    return image, {}
+
+
+def _oci_image(
+    plan: Plan, engine: OciEngine, options: BuildOptions, made: tuple[Path, dict[str, Path]]
+) -> tuple[Image, dict[str, str]]:
+    """Build the image, put it where it is wanted, and check it if a Docker Engine has it then."""
+    report = Reporter(options.quiet)
+    start = time.monotonic()
+    image = engine.image(plan, made[1], report)
+    report(f"built {image.reference} ({size_text(image.size)} to pull) in {_seconds(start)}")
+    done = deliver(image, options.wanted, options.settings, options.quiet, report)
+    found = Image(image.reference, image.digest, image.size)
+    if options.reaches("check") and options.load:
+        start = time.monotonic()
+        _check(found, plan, report)
+        report(f"checked in {_seconds(start)}")
+    elif options.reaches("check"):
+        report("NOT checked: the image checks run in a Docker Engine; add --load where there is one")
+    return found, done
+
+
+def _choose_engine(options: BuildOptions, report: Reporter) -> DockerEngine | OciEngine:
+    """Return the engine to build with; `auto` takes Docker when a good one answers, and says so.
+
+    Raises PreconditionError if the chosen engine cannot build, ManifestError for outputs that only
+    the embedded engine has.
+    """
+    embedded = OciEngine(options.settings.cache_dir, options.compression, use_cache=options.layer_cache)
+    if options.engine == "docker" and options.wanted.anything:
+        raise ManifestError(
+            "--output, --push and --load belong to the embedded engine",
+            hint="add --engine oci, or use docker save and docker push",
+        )
+    check_wanted(options.wanted)
+    if options.engine == "oci" or options.wanted.anything:
+        report(f"engine oci: {embedded.require()}")
+        return embedded
+    docker = DockerEngine()
+    try:
+        report(f"engine docker: {docker.require()}")
+    except PreconditionError as error:
+        if options.engine == "docker":
+            raise
+        report(f"engine oci: {embedded.require()}; not docker: {error.message}")
+        return embedded
+    return docker
 
 
 @click.command()
@@ -177,6 +258,20 @@ def _image(plan: Plan, engine: Engine, options: BuildOptions, made: tuple[Path, 
 @click.option("--stop-after", type=click.Choice(STAGES), default="check", help="Last step to do.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @click.option("--rebuild", is_flag=True, help="Build even if the image of this plan is there.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "docker", "oci"]),
+    default="auto",
+    help="oci: the embedded engine, no daemon and no root. auto: docker if it answers, else oci.",
+)
+@click.option(
+    "--compression", type=click.Choice(["zstd", "gzip"]), default="zstd", help="oci: of the layers."
+)
+@click.option("--layer-cache/--no-layer-cache", default=True, help="oci: use layers made before.")
+@click.option("--output", type=click.Path(path_type=Path), help="oci: layout folder, or one file if *.tar.")
+@click.option("--push", help="oci: HOST[:PORT]/REPOSITORY[:TAG] to push to.")
+@click.option("--mount-from", help="oci: repository of that registry that may have layers already.")
+@click.option("--load", is_flag=True, help="oci: load into the Docker Engine.")
 @network_options
 @output_options
 def build(**given: Any) -> None:
@@ -184,25 +279,52 @@ def build(**given: Any) -> None:
     options = BuildOptions(**given)
     report = Reporter(options.quiet)
     plan = resolve(images_dir(), options.arch)
-    engine: Engine = DockerEngine()
     if options.dry_run:
-        _dry_run(plan, options.settings, engine, options.as_json)
+        _dry_run(plan, options)
         return
     report(f"plan {plan.digest[:12]}: {plan.reference}")
-    if options.reaches("build"):
-        report(f"engine: {engine.require()}")
+    engine = _choose_engine(options, report) if options.reaches("build") else None
     value: dict[str, Any] = {"reference": plan.reference, "plan": plan.digest, "arch": plan.arch}
     text = plan.digest
     if options.reaches("fetch"):
         made = _contexts(plan, options, report)
-        if options.reaches("build"):
-            image = _image(plan, engine, options, made)
-            value |= asdict(image)
+        if isinstance(engine, DockerEngine):
+            image, done = _docker_image(plan, engine, options, made)
+        elif engine is not None:
+            image, done = _oci_image(plan, engine, options, made)
+        if engine is not None:
+            value |= {"engine": engine.name, **asdict(image), **done}
             text = image.digest
         elif options.reaches("context"):
             value["contexts"] = {name: str(path) for name, path in made[1].items()}
             text = "\n".join(f"{name} {path}" for name, path in made[1].items())
     print_result(options.as_json, value, text)
+
+
+@click.command()
+@arch_option
+@click.argument("directory", type=click.Path(path_type=Path))
+@_SOURCE
+@network_options
+@output_options
+def unpack(
+    arch: str,
+    directory: Path,
+    source: Path | None,
+    settings: Settings,
+    as_json: bool,
+    verbose: int,
+    quiet: bool,
+) -> None:
+    """Build with the embedded engine and unpack the root file system into DIRECTORY (empty or new)."""
+    report = Reporter(quiet)
+    plan = resolve(images_dir(), arch)
+    engine = OciEngine(settings.cache_dir)
+    report(f"engine oci: {engine.require()}")
+    image = engine.image(plan, _made_contexts(plan, settings, source, quiet, report)[1], report)
+    count = unpack_image(image.layers, image.blobs, directory, plan.mtime, report)
+    value = {"digest": image.digest, "directory": str(directory), "paths": count}
+    print_result(as_json, value, image.digest)
 
 
 @click.command()

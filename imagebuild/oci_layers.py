@@ -9,13 +9,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
+from imagebuild.cache import hash_file
 from imagebuild.context import TOOLS, base_tar_key
 from imagebuild.files import write_text
 from imagebuild.layer.entries import Entry
@@ -94,13 +95,20 @@ def make_layer(job: Job) -> Blob:
 
 
 def _cached(record: Path, blobs: Path) -> Blob | None:
-    """Return the layer that a record names, if its blob is there in full."""
+    """Return the layer that a record names, if its blob is there and has that digest.
+
+    A damaged blob is removed, so that the layer is made again.
+    """
     try:
         blob = Blob(**json.loads(record.read_text(encoding="utf-8")))
-        found = blob_path(blobs, blob.digest).stat().st_size
+        with open(blob_path(blobs, blob.digest), "rb") as file:
+            found, _ = hash_file(file)
     except (OSError, ValueError, TypeError):
         return None
-    return blob if found == blob.size else None
+    if f"sha256:{found}" == blob.digest:
+        return blob
+    blob_path(blobs, blob.digest).unlink(missing_ok=True)
+    return None
 
 
 def _wait(pending: dict[Future[Blob], str], counter: Any, report: Callable[[str], None]) -> dict[str, Blob]:
@@ -135,8 +143,11 @@ def build_layers(
     blobs, records = cache / "blobs", cache / "layers"
     records.mkdir(parents=True, exist_ok=True)
     keys = {layer.name: layer_key(plan, layer, compression) for layer in plan.layers}
-    found = {name: _cached(records / key, blobs) for name, key in keys.items()} if use_cache else {}
-    made = {name: blob for name, blob in found.items() if blob is not None}
+    made: dict[str, Blob] = {}
+    if use_cache:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = pool.map(lambda key: _cached(records / key, blobs), keys.values())
+            made = {name: blob for name, blob in zip(keys, found, strict=True) if blob is not None}
     for name in made:
         report(f"layer {name}: cached")
     missing = [layer for layer in plan.layers if layer.name not in made]
@@ -150,18 +161,18 @@ def build_layers(
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         python = unpack_python(tar_entries(base_tar), Path(folder), contexts[TOOLS].resolve(), plan.python)
         workers = min(cores, len(missing))
-        with ProcessPoolExecutor(workers, fresh, _start, (counter,)) as pool:
+        with ProcessPoolExecutor(workers, fresh, _start, (counter,)) as makers:
             pending = {}
             for layer in sorted(missing, key=lambda x: -sum(a.size for a in x.artifacts)):
                 job = Job(
                     layer.name, contexts[layer.name].resolve(), base_tar.resolve(), blobs.resolve(), python,
                     plan.prefix, plan.mtime, compression, max(1, cores // workers),
                 )  # fmt: skip
-                pending[pool.submit(make_layer, job)] = layer.name
+                pending[makers.submit(make_layer, job)] = layer.name
             try:
                 made |= _wait(pending, counter, report)
             except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
+                makers.shutdown(wait=True, cancel_futures=True)
                 raise
     for layer in missing:
         write_text(records / keys[layer.name], json.dumps(asdict(made[layer.name])) + "\n")

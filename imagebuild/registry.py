@@ -97,9 +97,7 @@ class _Push:
         session = self.session()
 
         def once() -> requests.Response:
-            response = session.request(
-                method, url, auth=self.auth, allow_redirects=method != "PATCH", **kwargs
-            )
+            response = session.request(method, url, auth=self.auth, **kwargs)
             if response.status_code == requests.codes.unauthorized:
                 with self.lock:
                     again = self.auth.answer(session, response)

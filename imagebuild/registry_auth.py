@@ -87,13 +87,16 @@ class RegistryAuth(AuthBase):
         return request
 
     def answer(self, session: requests.Session, response: requests.Response) -> bool:
-        """Prepare for the challenge of a 401; say whether trying again makes sense."""
+        """Prepare for the challenge of a 401; say whether there is something that it has not seen yet.
+
+        Another thread may have answered the challenge since this request was sent.
+        """
+        used = response.request.headers.get("Authorization", "")
         challenge = response.headers.get("WWW-Authenticate", "")
         scheme, _, rest = challenge.partition(" ")
         if scheme.lower() == "basic" and self._login is not None:
-            fresh = self._header != self._login.basic
             self._header = self._login.basic
-            return fresh
+            return self._header != used
         if scheme.lower() != "bearer":
             return False
         values = dict(_CHALLENGE.findall(rest))
@@ -105,6 +108,5 @@ class RegistryAuth(AuthBase):
             return False
         body = found.json()
         token = body.get("token") or body.get("access_token")
-        fresh = bool(token) and self._header != f"Bearer {token}"
-        self._header = f"Bearer {token}"
-        return fresh
+        self._header = f"Bearer {token}" if token else ""
+        return bool(token) and self._header != used
