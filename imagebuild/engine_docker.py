@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import docker
+import docker.auth
 import requests
 from docker.errors import DockerException, ImageNotFound
 
@@ -119,6 +120,11 @@ class DockerEngine:
         if image is None:
             raise BuildError(f"docker built {plan.reference} but does not have it with label {plan.digest}")
         return image
+
+
+def qualified_name(reference: str) -> str:
+    """Return a local image's name as Docker's containerd store spells it."""
+    return f"{docker.auth.INDEX_NAME}/library/{reference}"
 
 
 def load_archive(write: Callable[[IO[bytes]], None], reference: str) -> str:

@@ -55,13 +55,11 @@ class OciImage:
         """Bytes to pull: manifest, configuration and layers."""
         return len(self.manifest) + len(self.config) + sum(layer.size for layer in self.layers)
 
-    @property
-    def index(self) -> bytes:
-        """The layout's index.json."""
-        annotations = {
-            "org.opencontainers.image.ref.name": self.reference.rpartition(":")[2],
-            "io.containerd.image.name": f"docker.io/library/{self.reference}",
-        }
+    def index(self, containerd_name: str = "") -> bytes:
+        """Return the layout's index.json; a containerd image store takes the name from it."""
+        annotations = {"org.opencontainers.image.ref.name": self.reference.rpartition(":")[2]}
+        if containerd_name:
+            annotations["io.containerd.image.name"] = containerd_name
         entry = {"mediaType": MANIFEST, "digest": self.digest, "size": len(self.manifest)}
         platform = {"architecture": "amd64", "os": "linux"}
         manifests = [{**entry, "platform": platform, "annotations": annotations}]
@@ -105,11 +103,11 @@ def make_image(plan: Plan, layers: list[tuple[str, Blob]], blobs: Path) -> OciIm
     return OciImage(plan.reference, packed, canonical_json(manifest), tuple(b for _, b in layers), blobs)
 
 
-def _small_files(image: OciImage) -> dict[str, bytes]:
+def _small_files(image: OciImage, containerd_name: str = "") -> dict[str, bytes]:
     """Return the files of a layout but for the layers, by path."""
     return {
         "oci-layout": canonical_json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": image.index,
+        "index.json": image.index(containerd_name),
         f"blobs/sha256/{image.digest[7:]}": image.manifest,
         f"blobs/sha256/{image.config_digest[7:]}": image.config,
     }
@@ -140,14 +138,20 @@ def write_layout(image: OciImage, target: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_archive(image: OciImage, out: IO[bytes]) -> None:
-    """Write the image as one tar that `docker load`, `podman load` and `skopeo` (oci-archive) read."""
+def write_archive(image: OciImage, out: IO[bytes], containerd_name: str) -> None:
+    """Write the image as one tar that `docker load`, `podman load` and `skopeo` (oci-archive) read.
+
+    `containerd_name` is the fully qualified name that Docker's containerd store gives the image.
+    """
     names = [f"blobs/sha256/{layer.digest[7:]}" for layer in image.layers]
     docker = [{
         "Config": f"blobs/sha256/{image.config_digest[7:]}", "RepoTags": [image.reference], "Layers": names,
     }]  # fmt: skip
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:
-        for name, content in {**_small_files(image), "manifest.json": canonical_json(docker)}.items():
+        for name, content in {
+            **_small_files(image, containerd_name),
+            "manifest.json": canonical_json(docker),
+        }.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(content), 0o644
             tar.addfile(info, io.BytesIO(content))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.engine_docker import load_archive
+from imagebuild.engine_docker import load_archive, qualified_name
 from imagebuild.hostconf import host_network
 from imagebuild.oci_layout import OciImage, write_archive, write_layout
 from imagebuild.progress import open_progress
@@ -38,7 +38,7 @@ def _archive(image: OciImage, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(temporary, "wb") as out:
-            write_archive(image, out)
+            write_archive(image, out, qualified_name(image.reference))
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -70,7 +70,8 @@ def deliver(
         report(f"written {wanted.output}")
         done["output"] = str(wanted.output)
     if wanted.load:
-        done["loaded"] = load_archive(lambda out: write_archive(image, out), image.reference)
+        name = qualified_name(image.reference)
+        done["loaded"] = load_archive(lambda out: write_archive(image, out, name), image.reference)
         report(f"loaded {image.reference} into Docker")
     if wanted.push is not None:
         target = parse_target(wanted.push, tag)

@@ -110,7 +110,7 @@ def test_a_stopped_build_leaves_nothing_half_and_resumes(project, number):
 def test_without_docker_the_build_stops_before_it_downloads(project):
     shutil.rmtree(project.cache)
     env = project.env(DOCKER_HOST="unix:///nonexistent/docker.sock")
-    argv = project.argv("--arch", "sm_103")
+    argv = project.argv("--arch", "sm_103", "--engine", "docker")
     done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 3
     assert "no Docker Engine answers" in done.stderr

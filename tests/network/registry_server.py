@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 import uuid
 from collections import Counter
@@ -24,6 +23,7 @@ class Registry:
     seen: Counter[str] = field(default_factory=Counter)
     received: int = 0
     login: str = ""
+    address: str = ""
     token: bool = False
     mountable: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -112,7 +112,7 @@ def serve(registry: Registry) -> ThreadingHTTPServer:
                 registry.uploads.pop(path.rpartition("/")[2], None)
                 self.reply(404)
                 return
-            start = int(re.match(r"(\d+)-", self.headers["Content-Range"])[1])
+            start = int(self.headers["Content-Range"].partition("-")[0])
             if start != len(upload):
                 self.reply(416, Location=path, Range=f"0-{max(0, len(upload) - 1)}")
                 return

@@ -146,7 +146,7 @@ def test_layout_is_whole_and_in_one_step(plan, tmp_path):
 def test_archive_has_both_formats(plan, tmp_path):
     made = image(plan, tmp_path)
     out = io.BytesIO()
-    write_archive(made, out)
+    write_archive(made, out, "example.org/library/k26:1")
     out.seek(0)
     with tarfile.open(fileobj=out) as tar:
         names = tar.getnames()
