@@ -20,6 +20,10 @@ from imagebuild.redact import redact, without_credentials
 
 T = TypeVar("T")
 
+# Read when huggingface_hub is imported, which only functions of this package do: no word to anybody about
+# what runs here, and no request beside those that were asked for.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _ATTEMPTS = 5
 _MAX_WAIT_S = 120.0

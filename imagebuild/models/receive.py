@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]
 
+_SIGNATURES = 3  # signed URLs to ask for; they last for an hour, and a queue or a wrong clock outlives them
+
 
 class Bearer:
     """Puts the token on requests to the hub; `requests` takes it off where a redirect leaves the host.
@@ -64,11 +66,16 @@ def receive(
     if xet.usable(remote) and _over_xet(hub, file, remote, part, advance, stop):
         return
     artifact = Artifact("wheel", file.path, "", file.path, file.sha256, file.size)
-    part.seek(0)
-    try:
-        download(artifact, remote.url, part, session, advance=advance, retry=retry, stop=stop)
-    except ImageBuildError as error:
-        raise _rehinted(error, repo, file) from error
+    for attempt in range(_SIGNATURES):
+        part.seek(0)
+        try:
+            download(artifact, remote.url, part, session, advance=advance, retry=retry, stop=stop)
+            return
+        except ImageBuildError as error:
+            refused = "HTTP 403" in error.message and hub.endpoint not in error.message
+            if not refused or attempt == _SIGNATURES - 1:
+                raise _rehinted(error, repo, file, signed=refused) from error
+            log.debug("%s: the store refuses the signed URL; asking the hub for another", file.path)
 
 
 def copy(file: LockedFile, source: Path, part: BinaryIO, *, advance: Advance, stop: threading.Event) -> bool:
@@ -149,10 +156,16 @@ def _append(
     return begin
 
 
-def _rehinted(error: ImageBuildError, repo: LockedRepo, file: LockedFile) -> ImageBuildError:
+def _rehinted(
+    error: ImageBuildError, repo: LockedRepo, file: LockedFile, *, signed: bool = False
+) -> ImageBuildError:
     """Return a transfer's error with the next step that helps here."""
-    where = f"{repo.repo}/"
-    message = error.message if where in error.message else f"{where}{error.message}"
+    where = f"{repo.repo}/{file.path}"
+    message = f"{where}: {error.message.removeprefix(f'{file.path}: ')}"
+    if signed:
+        return PreconditionError(
+            message, hint="the hub's store refuses what the hub signed: check this machine's clock and proxy"
+        )
     if isinstance(error, NotThere):
         return PreconditionError(
             message, hint="the hub lists the file, but its store does not have it: run again later"
@@ -164,4 +177,4 @@ def _rehinted(error: ImageBuildError, repo: LockedRepo, file: LockedFile) -> Ima
         )
     if isinstance(error, LoginRefused) or "HTTP 403" in error.message:
         return LoginRefused(message, hint="log in with `hf auth login`, or set HF_TOKEN or --token-file")
-    return error
+    return type(error)(message, hint=error.hint) if type(error) is PreconditionError else error
