@@ -69,7 +69,7 @@ def quantization_config(config: Config) -> Config | None:
 
 def is_drafter(config: Config) -> bool:
     """Tell whether a config is a DFlash drafter's."""
-    names = " ".join(str(name) for name in config.get("architectures") or ())
+    names = " ".join(str(name) for name in _items(config.get("architectures")))
     return "dflash" in names.lower() or isinstance(config.get("dflash_config"), dict)
 
 
@@ -83,7 +83,8 @@ def quantisation(config: Config) -> Quantisation | None:
     groups = raw.get("config_groups")
     if isinstance(groups, dict) and groups:
         first = next(iter(groups.values()))
-        weights = (first.get("weights") if isinstance(first, dict) else None) or {}
+        found = first.get("weights") if isinstance(first, dict) else None
+        weights = found if isinstance(found, dict) else {}
     bits = weights.get("num_bits") or weights.get("bits") or _bits_of(f"{method} {raw.get('quant_algo', '')}")
     if not isinstance(bits, int) or not 1 <= bits <= 16:
         raise CheckFailed(f"quantization_config of {method}: how many bits? found {bits!r}")
@@ -91,7 +92,7 @@ def quantisation(config: Config) -> Quantisation | None:
     kind = str(raw.get("format") or "")
     if weights.get("type") == "float" and "float" not in kind:
         kind = f"{kind} float".strip()
-    ignored = " ".join(str(x) for x in raw.get("ignore") or raw.get("modules_to_not_convert") or ())
+    ignored = " ".join(map(str, _items(raw.get("ignore") or raw.get("modules_to_not_convert"))))
     experts = bool(text_config(config).get("n_routed_experts")) and any(x in ignored for x in _UNQUANTISED)
     return Quantisation(
         method=method,
@@ -119,6 +120,10 @@ def rope(config: Config) -> Rope:
         factor=_number(scaling.get("factor"), 1.0),
         original=original if isinstance(original, int) else None,
     )
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _number(value: Any, default: float) -> float:
@@ -151,20 +156,21 @@ def drafter_shape(config: Config, where: str = "config.json") -> DrafterShape:
     if not isinstance(dflash, dict):
         dflash = {}
     block = dflash.get("block_size") or config.get("block_size")
-    sliding = "sliding_attention" in (config.get("layer_types") or ())
+    layer_types = _items(config.get("layer_types"))
     values: dict[str, Any] = {
         **_common(config),
         "architecture": _first(config.get("architectures")),
         "model_type": config.get("model_type"),
         "block_size": block or 16,
         "mask_token_id": dflash.get("mask_token_id"),
-        "target_layer_ids": tuple(dflash.get("target_layer_ids") or ()),
-        "layer_types": tuple(config.get("layer_types") or ()),
-        "sliding_window": config.get("sliding_window") if sliding else None,
+        "target_layer_ids": tuple(_items(dflash.get("target_layer_ids"))),
+        "layer_types": tuple(layer_types),
+        "sliding_window": config.get("sliding_window") if "sliding_attention" in layer_types else None,
         "target_layers": config.get("num_target_layers"),
     }
-    if values["head_dim"] is None and config.get("num_attention_heads"):
-        values["head_dim"] = config.get("hidden_size", 0) // config["num_attention_heads"]
+    hidden, heads = values["hidden_size"], values["heads"]
+    if values["head_dim"] is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        values["head_dim"] = hidden // heads
     return _build(DrafterShape, values, where)
 
 
