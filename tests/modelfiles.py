@@ -224,7 +224,8 @@ def source_yaml(target: Mapping[str, Any], drafter: Mapping[str, Any]) -> str:
         {
             "schema": 1, "name": "tiny", "title": "Tiny",
             "target": {
-                "repo": "acme/Tiny", "about_bytes": 250000, "license": "mit", "shape": target,
+                "repo": "acme/Tiny", "license": "mit", "shape": target,
+                "about_bytes": sum(map(len, small_target().values())),
                 "lookalikes": ["acme/Tiny-Old"],
             },
             "drafters": [

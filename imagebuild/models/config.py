@@ -33,18 +33,20 @@ Config = Mapping[str, Any]
 _UNQUANTISED = ("self_attn", "shared_experts", "attn")  # in `ignore`: only experts are quantised
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of at most 16 MiB. Raises CheckFailed naming the file."""
+def read_json(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """Read a JSON object of at most `limit` bytes. Raises CheckFailed naming the file."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise CheckFailed(f"{path}: larger than {limit} bytes", hint="it is no config of a model")
         value = json.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise CheckFailed(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise CheckFailed(f"{path}: not JSON: {error}", hint="fetch the file again") from None
-    if len(data) > MAX_BYTES or not isinstance(value, dict):
-        raise CheckFailed(f"{path}: expected one JSON object of at most {MAX_BYTES} bytes")
+    if not isinstance(value, dict):
+        raise CheckFailed(f"{path}: not JSON: expected one object", hint="fetch the file again")
     return value
 
 

@@ -22,7 +22,6 @@ from imagebuild.models.shapes import DrafterShape, TargetShape
 
 Confidence = Literal["certain", "strong", "likely", "unknown"]
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
-_SIZE_SLACK = 0.02
 
 
 @dataclass(frozen=True)
@@ -132,9 +131,8 @@ def _recut(clues: Clues, matches: list[_Match]) -> Identity | None:
         config = [path for path in match.same if path in ("config.json", "tiktoken.model", "tokenizer.json")]
         if not config or not clues.weights.tensors:
             continue
-        total = sum(f.size for path, f in known.files.items() if path.endswith(_WEIGHTS))
-        near = abs(clues.weights.total - total) <= _SIZE_SLACK * total
-        if known.tensors and len(clues.weights.tensors) == known.tensors and near:
+        same = clues.weights.total == known.tensor_bytes
+        if known.tensors and len(clues.weights.tensors) == known.tensors and same:
             text = (
                 f"the {known.tensors} tensors of {known.repo} in other files: cut anew, bytes not comparable"
             )

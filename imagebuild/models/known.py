@@ -31,6 +31,7 @@ class Known:
     shape: TargetShape | DrafterShape | None = None
     quantisation: str = ""
     tensors: int = 0
+    tensor_bytes: int = 0
     about_bytes: int = 0
     lookalikes: tuple[str, ...] = ()
     origin: str = ""
@@ -52,6 +53,7 @@ def known_repos(sources: Iterable[ModelSource], locks: Iterable[ModelLock]) -> l
                     shape=_shape(repo),
                     quantisation=lock.quantisation if lock else "",
                     tensors=lock.tensors if lock else 0,
+                    tensor_bytes=lock.tensor_bytes if lock else 0,
                     about_bytes=lock.total if lock else repo.about_bytes,
                     lookalikes=repo.lookalikes,
                     origin="lock" if lock else "source",

@@ -48,7 +48,8 @@ class LockedRepo(Model):
     """One repo at one commit.
 
     `commit` is 40 hex digits, or empty if the lock was made from a folder that does not say.
-    `shape` is what its config.json said, `tensors` how many its index or headers name (0: unknown).
+    `shape` is what its config.json said, `tensors` and `tensor_bytes` how many its
+    index or headers name (0: unknown).
     """
 
     name: str
@@ -58,6 +59,7 @@ class LockedRepo(Model):
     shape: TargetShape | DrafterShape | None = None
     quantisation: str = ""
     tensors: Annotated[int, Field(ge=0)] = 0
+    tensor_bytes: Annotated[int, Field(ge=0)] = 0
     files: tuple[LockedFile, ...]
 
     @model_validator(mode="after")

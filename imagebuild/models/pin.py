@@ -27,7 +27,6 @@ from imagebuild.settings import Settings
 from imagebuild.transfer import Retry, Transient, patiently
 
 MAX_SMALL = 64 << 20  # bytes; what is not in LFS must be read to be hashed
-_INDEX_MAX = 64 << 20
 _CONFIG = "config.json"
 
 
@@ -57,12 +56,14 @@ def pin_at_hub(
         LockedFile(path=f.path, size=f.size, sha256=f.sha256 or hashlib.sha256(bodies[f.path]).hexdigest())
         for f in found.files
     )
+    tensors, size = _tensors(bodies.get(INDEX))
     return LockedRepo(
         name=name,
         repo=found.repo,
         commit=found.commit,
         files=files,
-        tensors=_tensors(bodies.get(INDEX)),
+        tensors=tensors,
+        tensor_bytes=size,
         **locked_facts(_object(bodies.get(_CONFIG))),
     )
 
@@ -181,6 +182,7 @@ def pin_folder(
         origin="folder",
         files=tuple(files),
         tensors=len(weights.tensors),
+        tensor_bytes=weights.total,
         **locked_facts(config),
     )
 
@@ -193,7 +195,10 @@ def _object(data: bytes | None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _tensors(data: bytes | None) -> int:
+def _tensors(data: bytes | None) -> tuple[int, int]:
+    """Return how many tensors an index names and how many bytes they have; 0 for unknown."""
     index: Mapping[str, Any] = _object(data) or {}
-    weight_map = index.get("weight_map")
-    return len(weight_map) if isinstance(weight_map, dict) else 0
+    weight_map, metadata = index.get("weight_map"), index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    count = len(weight_map) if isinstance(weight_map, dict) else 0
+    return count, size if isinstance(size, int) and size > 0 else 0

@@ -13,6 +13,7 @@ from imagebuild.models.config import read_json
 from imagebuild.models.tensors import Header, read_header
 
 INDEX = "model.safetensors.index.json"
+MAX_INDEX = 128 << 20  # bytes; that of Kimi K2.6 has 208,000 tensors in 22 MB
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.safetensors$")
 _SHOWN = 5
 
@@ -92,7 +93,7 @@ def _index(folder: Path, names: list[str], place: dict[str, str], total: int) ->
         missing = len(names) > 1
         return [(INDEX, ["is missing: nothing says which shard holds which tensor"])] if missing else []
     try:
-        raw = read_json(path)
+        raw = read_json(path, MAX_INDEX)
     except CheckFailed as error:
         return [(INDEX, [error.message])]
     weight_map = raw.get("weight_map")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -142,17 +143,15 @@ def test_block_size_and_rope_from_either_place() -> None:
     assert is_drafter(base) and not is_drafter(TARGET_CONFIG)
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from([*TARGET_CONFIG, *TARGET_CONFIG["text_config"], *DRAFTER_CONFIG, "config_groups"]),
-            inner, max_size=6,
-        ),
-        max_leaves=20,
-    ).filter(lambda value: isinstance(value, dict))
-)  # fmt: skip
+NAMES = [*TARGET_CONFIG, *TARGET_CONFIG["text_config"], *DRAFTER_CONFIG]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(JSON.filter(lambda value: isinstance(value, dict)))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_config_breaks_the_reader(config: dict[str, object]) -> None:
     for read in (target_shape, drafter_shape, quantisation):
@@ -171,7 +170,7 @@ def test_what_is_no_json_object_is_named(tmp_path: Path, text: str) -> None:
 # --- locks ------------------------------------------------------------------------------------
 
 
-def a_lock(**kwargs: object) -> ModelLock:
+def a_lock(**kwargs: Any) -> ModelLock:
     repo = locked(small_target())
     repo = repo.model_copy(update=locked_facts(TARGET_CONFIG))
     return ModelLock(
@@ -211,7 +210,7 @@ def test_changes_say_what_moved() -> None:
         lambda raw: raw["repos"][0]["files"].append({**raw["repos"][0]["files"][0], "path": "license"}),
     ],
 )
-def test_a_lock_that_was_edited_is_refused(tmp_path: Path, change: object) -> None:
+def test_a_lock_that_was_edited_is_refused(tmp_path: Path, change: Any) -> None:
     raw = json.loads(render_lock(a_lock()))
     change(raw)
     (tmp_path / "l").write_text(json.dumps(raw))
