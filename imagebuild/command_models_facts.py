@@ -63,7 +63,10 @@ def identify(
     found = name_it(clues, known)
     print_result(as_json, asdict(found), describe(found))
     if found.confidence == "unknown":
-        raise click.exceptions.Exit(1)
+        raise CheckFailed(
+            f"{folder}: where it came from cannot be known from what is there",
+            hint="--hub asks the hub; or run `models lock` once, then identify compares offline",
+        )
 
 
 # --- plan and check ---------------------------------------------------------------------------
@@ -125,7 +128,11 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter per option
     text = memory.describe(result, context or target.context)
     print_result(as_json, {"fits": result.fits, **asdict(result)}, text)
     if not result.fits:
-        raise click.exceptions.Exit(1)
+        ways = "; ".join(result.ways)
+        raise CheckFailed(
+            f"it does not fit: {len(result.problems)} reasons",
+            hint=f"one of: {ways}" if ways else "choose other GPUs, or more of them",
+        )
 
 
 def _shapes(source: ModelSource, lock: ModelLock | None, drafter: str | None) -> tuple[Any, Any]:

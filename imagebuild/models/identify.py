@@ -3,7 +3,7 @@
 
     certain   every file of the repo is here with its sha256
     strong    the weights' sizes and all hashes that were read agree, or a download's own trace says it
-    likely    shape and quantisation agree and the folder names the repo; or the same tensors, cut otherwise
+    likely    shape and quantisation agree and README or config name the repo; or the same tensors, cut otherwise
     unknown   anything less; `candidates` says what it could be, `derived_from` what it was made from
 
 Only bytes prove a commit, so a commit comes from hashes or from traces, never from names.
@@ -155,7 +155,7 @@ def _by_trace(clues: Clues, repos: list[Known]) -> Identity | None:
     if trace.repo:
         known = Known(trace.repo, trace.commit)
         return _answer(clues, "strong", [*evidence, f"and repo {trace.repo}", *_damage(clues)], known)
-    named = [known for known in repos if _fits(clues, known) and _names(clues, known)]
+    named = [known for known in repos if _fits(clues, known) and _names(clues, known, by_folder=True)]
     if len(named) == 1:
         known = Known(named[0].repo, trace.commit)
         evidence.append(f"shape and name are those of {known.repo}")
@@ -224,13 +224,16 @@ def _contradiction(clues: Clues) -> str:
     return ""
 
 
-def _names(clues: Clues, known: Known) -> str:
-    """Return where the folder names a repo and none of its lookalikes, or nothing."""
+def _names(clues: Clues, known: Known, *, by_folder: bool = False) -> str:
+    """Return where a repo and none of its lookalikes is named, or nothing.
+
+    The folder's own name is anybody's choice: it counts if nothing else has that shape, or `by_folder`.
+    """
     places = {
         "_name_or_path": clues.name_or_path,
         "the README's base_model": _text(clues.front.get("base_model")),
         "the README's title": clues.title,
-        "the folder's name": clues.folder.name,
+        "the folder's name": clues.folder.name if by_folder or not known.lookalikes else "",
     }
     for where, text in places.items():
         mine, others = says(text, known.repo), [n for n in known.lookalikes if says(text, n)]
@@ -305,6 +308,4 @@ def describe(found: Identity) -> str:
     rows += [f"  {line}" for line in found.evidence]
     if found.missing:
         rows.append(f"  missing: {', '.join(found.missing[:5])}" + (" …" if len(found.missing) > 5 else ""))
-    if found.confidence == "unknown":
-        rows.append("  to know: --hub asks the hub; `models lock` once, and identify compares offline")
     return "\n".join(rows)

@@ -339,7 +339,7 @@ def _drip(handler: BaseHTTPRequestHandler, request: Request, body: bytes, rate: 
     step = max(1024, rate // 50) if rate else 1 << 20
     for at in range(0, len(body), step):
         piece = body[at : at + step]
+        request.sent += len(piece)  # before, or a test could look at it too early
         handler.wfile.write(piece)
-        request.sent += len(piece)
         if rate:
             time.sleep(len(piece) / rate)

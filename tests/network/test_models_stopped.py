@@ -164,6 +164,27 @@ def test_two_fetches_at_once_share_the_work(hub: Hub, build: Any, tmp_path: Path
         assert (tmp_path / "m" / "Tiny" / path).read_bytes() == data
 
 
+def test_verification_needs_little_memory(tmp_path: Path) -> None:
+    program = """
+import resource, sys
+from pathlib import Path
+from imagebuild.models.lockfile import LockedFile, LockedRepo
+from imagebuild.models.verify import verify
+folder = Path(sys.argv[1])
+files = tuple(LockedFile(path=p.name, size=p.stat().st_size, sha256="0" * 64) for p in folder.iterdir())
+repo = LockedRepo(name="target", repo="a/b", commit="", files=files)
+assert {f.state for f in verify(folder, repo).findings} == {"hash"}
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    (tmp_path / "m").mkdir()
+    for number in range(16):
+        with (tmp_path / "m" / str(number)).open("wb") as file:
+            file.truncate(64 << 20)
+    command = [sys.executable, "-c", program, str(tmp_path / "m")]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert int(out) < 500_000, "kB"
+
+
 # --- Xet --------------------------------------------------------------------------------------
 
 

@@ -148,9 +148,10 @@ def test_08_no_lock_and_a_readme_without_a_name(ask: Any) -> None:
     assert found.quantisation == "compressed-tensors INT4 g32 (experts)"
 
 
-def test_09_no_lock_but_a_readme_that_names_it(ask: Any) -> None:
+def test_09_no_lock_but_a_readme_that_names_it(ask: Any, tmp_path: Path) -> None:
     found = ask({**small_target(), "README.md": TITLED}, lock=False)
     assert answer(found) == ("acme/Tiny", "", "likely"), "a name proves no commit"
+    assert answer(ask(write(tmp_path / "Tiny", small_target()), lock=False)) == ("", "", "unknown")
     found = ask({**small_target(), "README.md": b"# Tiny-Old\n"}, lock=False)
     assert answer(found) == ("", "", "unknown")
 
