@@ -31,7 +31,7 @@ from imagebuild.models.lockfile import LockedFile, LockedRepo  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "models.json"
 TABLE = ROOT / "docs" / "benchmarks.md"
 MARK_BEGIN, MARK_END = "<!-- models: begin -->", "<!-- models: end -->"
-FILES, TURNS = 8, 5
+FILES, TURNS = 8, 7
 SERVER = """
 import sys, time
 from pathlib import Path

@@ -3,7 +3,7 @@
 
     certain   every file of the repo is here with its sha256
     strong    the weights' sizes and all hashes that were read agree, or a download's own trace says it
-    likely    shape and quantisation agree and README or config name the repo; or the same tensors, cut otherwise
+    likely    shape, quantisation and size agree and README or config name it; or the same tensors, cut anew
     unknown   anything less; `candidates` says what it could be, `derived_from` what it was made from
 
 Only bytes prove a commit, so a commit comes from hashes or from traces, never from names.

@@ -15,7 +15,7 @@ from imagebuild.models.shapes import DrafterShape, Model, TargetShape
 from imagebuild.models.source import RepoSource, models_dir
 
 SCHEMA = 1
-OURS = ".imagebuild"  # folder inside a model's folder: stamp, lock of an unlocked fetch, unfinished files
+OURS = ".imagebuild"  # folder inside a model's folder: the stamp and unfinished files
 _MAX_PATH = 512
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
@@ -46,3 +48,17 @@ def test_every_fault_of_the_table_has_its_test() -> None:
     assert len(rows) >= 20
     sources = "".join(path.read_text() for path in (Path(ROOT) / "tests").rglob("test_models*.py"))
     assert [name for name in rows if f"def {name}(" not in sources] == []
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("words", "name"), [([], "k26"), (["--jobs", "2"], "k26"), (["other", "--jobs", "2"], "other")]
+)
+def test_prefetch_is_the_fetch_command(words: list[str], name: str) -> None:
+    script = ROOT / "scripts" / "prefetch"
+    out = subprocess.run(
+        [script, *words], env={**os.environ, "PYTHON": "echo"}, capture_output=True, text=True, check=True
+    ).stdout
+    assert out.split()[1:4] == ["models", "fetch", name] and out.split()[4:] == [
+        w for w in words if w != name
+    ]
