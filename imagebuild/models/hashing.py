@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
-BLOCK = 256 << 10  # bytes; one buffer per thread, small enough to stay in a core's cache
+BLOCK = 1 << 20  # bytes; one buffer per thread, small enough to stay in a core's cache
 SAMPLES = 16
 SAMPLE_SIZE = 64 << 10
 MAX_THREADS = 128
