@@ -10,18 +10,21 @@ import json
 from pathlib import Path
 
 import click
+from pydantic import BaseModel
 
 from imagebuild.catalog import project_root
 from imagebuild.cli import PROGRAM, cli
 from imagebuild.files import write_text
-from imagebuild.manifest import BaseManifest, ImageManifest, Model, StackManifest, ToolsManifest
+from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
+from imagebuild.models.source import ModelSource
 
 _WIDTH = 100
-_MODELS: dict[str, type[Model]] = {
+_MODELS: dict[str, type[BaseModel]] = {
     "image": ImageManifest,
     "stack": StackManifest,
     "base": BaseManifest,
     "tools": ToolsManifest,
+    "model": ModelSource,
 }
 _HEAD = """\
 # Command reference
