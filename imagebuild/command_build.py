@@ -34,7 +34,9 @@ from imagebuild.options import (
 )
 from imagebuild.outputs import Wanted, check_wanted, deliver
 from imagebuild.overlaps import check_overlaps
+from imagebuild.patchcheck import check_patches, patched_wheels
 from imagebuild.plan import Plan
+from imagebuild.plugin import place_plugins
 from imagebuild.progress import open_progress, size_text
 from imagebuild.render import write_dockerfile
 from imagebuild.resolve import resolve
@@ -51,6 +53,13 @@ _SOURCE = click.option(
 
 
 def _fetch(plan: Plan, settings: Settings, source: Path | None, quiet: bool) -> Store:
+    """Bring every file of a Plan; the patched wheels first, so that a patch that fails does so at once."""
+    store = Store(settings.cache_dir)
+    place_plugins(plan.artifacts, project_root(), store)
+    first = [artifact for artifact in patched_wheels(plan) if not store.has(artifact)]
+    if first:
+        fetch_artifacts(first, settings, source=source, created=plan.created)
+    check_patches(plan, images_dir(), lambda artifact: store.path(artifact.sha256))
     with open_progress(quiet=quiet) as progress:
         return fetch_artifacts(
             plan.artifacts, settings, source=source, created=plan.created, progress=progress
