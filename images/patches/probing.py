@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import sys
 import traceback
 import types
@@ -68,6 +69,30 @@ def _walk(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(node, ast.If | ast.Try):
             yield from _walk(node.body)
             yield from _walk(node.orelse)
+
+
+def module(tree: Path, path: str) -> types.ModuleType:
+    """Run a module (or a package's __init__.py) of the tree; what it imports must be there or faked.
+
+    Raises CannotTell if the tree has no such file.
+    """
+    source(tree, path)
+    file = tree / path
+    folders = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location("probed", file, submodule_search_locations=folders)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["probed"] = made  # for what it imports relative to itself, later too
+    spec.loader.exec_module(made)
+    return made
+
+
+def first(tree: Path, *paths: str) -> str:
+    """Return the first of several places that the tree has. Raises CannotTell if it has none."""
+    for path in paths:
+        if (tree / path).is_file():
+            return path
+    raise CannotTell(f"no {' and no '.join(paths)}")
 
 
 @contextlib.contextmanager
