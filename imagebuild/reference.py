@@ -14,6 +14,7 @@ import click
 from imagebuild.catalog import project_root
 from imagebuild.cli import PROGRAM, cli
 from imagebuild.files import write_text
+from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, Model, StackManifest, ToolsManifest
 
 _WIDTH = 100
@@ -22,6 +23,7 @@ _MODELS: dict[str, type[Model]] = {
     "stack": StackManifest,
     "base": BaseManifest,
     "tools": ToolsManifest,
+    "patch": PatchManifest,
 }
 _HEAD = """\
 # Command reference

@@ -16,6 +16,7 @@ def handle(tree: Path, **changed):
     Raises ValueError where it refuses them, CannotTell if the tree has no such handling.
     """
     values = {
+        "device": "cuda",
         "pp_size": 1,
         "enable_dp_attention": False,
         "enable_dp_lm_head": False,

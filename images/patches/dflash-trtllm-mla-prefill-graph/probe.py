@@ -15,17 +15,21 @@ class WentOn(Exception):
     pass
 
 
+class Verify:
+    """The mode of a verify step, which counts as an extend step too."""
+
+    def __getattr__(self, name: str):
+        return lambda *_, **__: name in ("is_target_verify", "is_extend")
+
+
 def verify_uses_prefills_choice(tree: Path) -> bool:
     """Whether a verify step takes the way that an earlier prefill chose."""
-    torch = mock.MagicMock()
-    type(torch).float8_e4m3fn = mock.PropertyMock(side_effect=WentOn)
-    backend = piece(tree, BACKEND, "TRTLLMMLABackend", torch=torch)
+    names = {"get_parallel": mock.MagicMock(), "get_in_autotune_dummy_run": lambda: False}
+    backend = piece(tree, BACKEND, "TRTLLMMLABackend", torch=mock.MagicMock(), **names)
+    backend.data_type = mock.PropertyMock(side_effect=WentOn)
     self = object.__new__(backend)
     self.forward_prefill_metadata = types.SimpleNamespace(fallback_to_flashinfer_impl=True)
-    mode = types.SimpleNamespace(
-        is_target_verify=lambda: True, is_draft_extend_v2=lambda: False, is_decode_or_idle=lambda: False
-    )
-    batch = types.SimpleNamespace(forward_mode=mode, spec_info=None)
+    batch = mock.MagicMock(forward_mode=Verify())
     try:
         self.forward_extend(None, None, None, None, batch)
     except WentOn:

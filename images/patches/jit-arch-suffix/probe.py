@@ -31,6 +31,7 @@ def probe(tree: Path) -> bool:
             _cuda_arch_suffix=choose,
             is_hip_runtime=lambda: cuda is None,
             is_musa_runtime=lambda: False,
+            is_sail_runtime=lambda: False,
         )
         function()
         return function.__globals__["_CUDA_ARCH"]

@@ -28,7 +28,7 @@ def probe(tree: Path) -> bool:
         server_args=args,
         _need_mamba_verify_commit=False,
     )
-    batch = types.SimpleNamespace(mamba_track_indices=None, seq_lens=None)
+    batch = mock.MagicMock(mamba_track_indices=None)
     given = {"batch": batch, "seq_lens_pre_verify": None, "commit_lens": mock.MagicMock()}
     if "seq_lens_post_verify" in commit.__code__.co_varnames:
         given["seq_lens_post_verify"] = None
