@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from imagebuild.diagnostics import Diagnostics, Refused, closest
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.patching import FilePatch, PatchError, parse, sha256
-from imagebuild.manifest import ArchName, Line, Model, Name, Package, Reason, RelativePath, Sha256
+from imagebuild.manifest import ArchName, Line, Model, Name, Package, Reason, Sha256, SitePath
 from imagebuild.yamlfile import Positions, load_with_positions
 
 CHANGE = "change.patch"
@@ -52,7 +52,7 @@ class PatchManifest(Model):
     archs: tuple[ArchName, ...] = ()
     stacks: Annotated[tuple[Name, ...], Field(min_length=1)]
     package: Package | None = None
-    files: Annotated[dict[RelativePath, States], Field(default_factory=dict)]
+    files: Annotated[dict[SitePath, States], Field(default_factory=dict)]
     plugin: Name | None = None
     upstream: Upstream
     drop_when: Reason
@@ -60,9 +60,9 @@ class PatchManifest(Model):
     @model_validator(mode="after")
     def _one_kind(self) -> PatchManifest:
         if (self.plugin is None) == (self.package is None):
-            raise Refused("write either package and files, or plugin", at=("id",))
+            raise Refused("write either package and files, or plugin", at=("plugin",))
         if (self.package is None) != (not self.files):
-            raise Refused("package and files go together", at=("id",))
+            raise Refused("package and files go together", at=("package",))
         return self
 
 

@@ -82,6 +82,12 @@ def _relative(value: str) -> str:
     return value
 
 
+def _below_site(value: str) -> str:
+    if value.startswith("/") or not _normal(value) or value.startswith(".."):
+        raise ValueError("write a normalised path below site-packages, without .. and spaces")
+    return value
+
+
 def _absolute(value: str) -> str:
     if not value.startswith("/") or value.startswith("//") or not _normal(value):
         raise ValueError("write a normalised absolute image path, without .. and spaces")
@@ -103,6 +109,7 @@ DebianPackage = Annotated[
     str, _matching(r"[a-z0-9][a-z0-9+.-]+", "a Debian package name (Debian policy 5.6.1)")
 ]
 RelativePath = Annotated[str, AfterValidator(_relative)]
+SitePath = Annotated[str, AfterValidator(_below_site)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 EnvName = Annotated[str, _matching(r"[A-Z_][A-Z0-9_]*", "an environment variable's name in capitals")]
 Env = dict[EnvName, str]

@@ -65,7 +65,8 @@ def installed_wheels(entries: Iterable[Entry]) -> list[Wheel]:
                 for row in csv.reader(io.StringIO(entry.read().decode("utf-8")))
                 if len(row) == 3
             }
-            name = re.sub(r"[-_.]+", "-", posixpath.basename(dist_info).rpartition("-")[0]).lower()
+            stem = posixpath.basename(dist_info).removesuffix(".dist-info").rpartition("-")[0]
+            name = re.sub(r"[-_.]+", "-", stem).lower()
             found.append(Wheel(name, dist_info, rows))
     return found
 
