@@ -194,6 +194,9 @@ def apply_checked(content: bytes, patch: FilePatch, before: str, after: str, nam
             f"patch {name}: {patch.path} is not the file it was made for: sha256 {have}, "
             f"expected {before}{detail}"
         )
+    problems = mismatches(content, patch)
+    if problems:
+        raise PatchError(f"patch {name}: {patch.path}: {problems[0]}")
     result = apply_file(content, patch)
     if sha256(result) != after:
         raise PatchError(

@@ -3,6 +3,8 @@
 
 import re
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -165,10 +167,6 @@ def test_patches_are_small():
 
 
 def test_ordered_ids_goes_over_layers():
-    class Layer:
-        transforms = (Patches(kind="patch", patches=("a", "b")),)
-
-    class Stack:
-        layers = (Layer, Layer)
-
-    assert ordered_ids(Stack) == ["a", "b", "a", "b"]
+    layer = SimpleNamespace(transforms=(Patches(kind="patch", patches=("a", "b")),))
+    stack: Any = SimpleNamespace(layers=(layer, layer))
+    assert ordered_ids(stack) == ["a", "b", "a", "b"]

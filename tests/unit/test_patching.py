@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unidiff import PatchSet
+from unidiff.patch import PatchSet
 
 from imagebuild.catalog import project_root
 from imagebuild.layer.entries import LayerError
