@@ -180,8 +180,11 @@ def _made_contexts(
     """Fetch everything and make the build contexts; return the Dockerfile and the contexts."""
     locate = _fetched(plan, settings, source, quiet, report)
     start = time.monotonic()
-    contexts = write_contexts(plan, images_dir(), settings.cache_dir / "contexts", locate, report)
-    dockerfile = contexts[plan.layers[0].name] / "Dockerfile"
+    parent = settings.cache_dir / "contexts"
+    contexts = write_contexts(plan, images_dir(), parent, locate, report)
+    # Not in a context: a label that changes would make its layer, and so all layers, anew.
+    dockerfile = parent / f"dockerfile-{plan.digest[:16]}" / "Dockerfile"
+    dockerfile.parent.mkdir(exist_ok=True)
     write_dockerfile(plan, project_root() / "Dockerfile.template", dockerfile, check=False)
     report(f"build contexts ready in {_seconds(start)}")
     return dockerfile, contexts
