@@ -16,6 +16,17 @@ def test_generated_file_is_current(path):
 
 def test_every_command_is_in_the_reference():
     text = next(text for path, text in FILES.items() if path.name == "cli.md")
-    names = ["build", "plan", "fetch", "render", "lock", "gc", "completion", "unpack", "patches", "patches try"]
+    names = [
+        "build",
+        "plan",
+        "fetch",
+        "render",
+        "lock",
+        "gc",
+        "completion",
+        "unpack",
+        "patches",
+        "patches try",
+    ]
     for command in names:
         assert f"## build.py {command}\n" in text
