@@ -61,9 +61,7 @@ def check_layer(layer: LayerSpec, images: Path, locate: Callable[[Artifact], Pat
         try:
             result += steps(contents, ledger, texts)
         except PatchError as error:
-            raise IntegrityError(
-                str(error), hint="python build.py patches check shows all; patches new ID makes it anew"
-            ) from None
+            raise IntegrityError(str(error), hint="make the patch anew: docs/patches.md") from None
     return result
 
 

@@ -199,9 +199,10 @@ def _layers(
     stack = recipe.stack
     prefix = stack.prefix.lstrip("/")
     found = []
+    locked = {artifact.name for artifact in python_lock.artifacts}
     for index, (item, artifacts) in enumerate(zip(stack.layers, _assign(recipe, python_lock), strict=True)):
         first = [Transform("venv", {"prefix": prefix, "python": stack.source.python})] if index == 0 else []
-        plugins = plugin_wheels(images, recipe, item, ("layers", index))
+        plugins = plugin_wheels(images, recipe, item, locked, ("layers", index))
         ordered = _install_order(recipe, [*artifacts, *plugins])
         given = []
         for number, transform in enumerate(item.transforms):

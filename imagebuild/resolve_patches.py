@@ -9,6 +9,7 @@ from typing import Any
 from imagebuild import __version__
 from imagebuild.catalog import Recipe
 from imagebuild.diagnostics import Diagnostics
+from imagebuild.errors import ManifestError
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
 from imagebuild.ledger import Patch, read_ledger
 from imagebuild.lock import digest
@@ -20,15 +21,24 @@ KIND = "patch"
 
 
 def plugin_wheels(
-    images: Path, recipe: Recipe, layer: LayerItem, loc: tuple[str | int, ...]
+    images: Path, recipe: Recipe, layer: LayerItem, locked: set[str], loc: tuple[str | int, ...]
 ) -> list[Artifact]:
-    """Return the plugin wheels of a layer's patches, in the list's order; `loc` is the layer's place."""
-    found = []
+    """Return the plugin wheels of a layer's patches, in the list's order; `loc` is the layer's place.
+
+    Raises ManifestError for a plugin that is called like one of the `locked` packages.
+    """
+    found: list[Artifact] = []
     for number, item in enumerate(layer.transforms):
         if isinstance(item, Patches):
             for patch in _patches(images, recipe, item, (*loc, "transforms", number)):
                 if patch.manifest.plugin is not None:
-                    found.append(_wheel(images, patch))
+                    wheel = _wheel(images, patch)
+                    if wheel.name in locked | {other.name for other in found}:
+                        raise ManifestError(
+                            f"{wheel.path}/pyproject.toml: another wheel of the image is called {wheel.name}",
+                            hint="give the plugin a name of its own",
+                        )
+                    found.append(wheel)
     return found
 
 

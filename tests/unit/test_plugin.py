@@ -136,6 +136,13 @@ def test_it_lands_in_the_layer_that_lists_it(images):
     assert plan.config.labels["io.imagebuild.patches"] == "demo"
 
 
+def test_a_name_that_is_taken(images, plugin):
+    path = plugin / "pyproject.toml"
+    path.write_text(path.read_text().replace("Demo-Plugin", "torch"))
+    with pytest.raises(ManifestError, match="another wheel of the image is called torch"):
+        resolve(images, "sm_120")
+
+
 def test_its_source_decides_the_plan(images, plugin):
     before = resolve(images, "sm_120").digest
     (plugin / "src/demo_plugin/tree.py").write_text("WIDTH = 8\n")
