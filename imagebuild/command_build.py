@@ -36,7 +36,7 @@ from imagebuild.outputs import Wanted, check_wanted, deliver
 from imagebuild.overlaps import check_overlaps
 from imagebuild.patchcheck import check_patches, patched_wheels
 from imagebuild.plan import Plan
-from imagebuild.plugin import place_plugins
+from imagebuild.plugin import is_local, place_plugins
 from imagebuild.progress import open_progress, size_text
 from imagebuild.render import write_dockerfile
 from imagebuild.resolve import resolve
@@ -112,7 +112,7 @@ def _check(image: Image, plan: Plan, report: Reporter) -> None:
 def _dry_run(plan: Plan, options: BuildOptions) -> None:
     """Say what a build would fetch and do."""
     store = Store(options.settings.cache_dir)
-    missing = [a for a in plan.artifacts if not store.has(a)]
+    missing = [a for a in plan.artifacts if not store.has(a) and not is_local(a)]
     size = sum(a.size for a in missing)
     value: dict[str, Any] = {
         "reference": plan.reference,

@@ -195,8 +195,8 @@ class LayerItem(Model):
         for index, item in enumerate(self.transforms):
             if isinstance(item, Patches) and index != kinds.index("patch"):
                 raise Refused("a second list of patches", at=("transforms", index))
-            if item.kind == "patch" and "bytecompile" in kinds[:index]:
-                raise Refused("patches go before bytecompile", at=("transforms", index))
+            if item.kind == "patch" and {"slim", "bytecompile"} & set(kinds[:index]):
+                raise Refused("patches go before slim and bytecompile", at=("transforms", index))
             names = item.patches if isinstance(item, Patches) else ()
             for number, name in enumerate(names):
                 if name in names[:number]:
