@@ -15,6 +15,7 @@ from imagebuild import __version__
 from imagebuild.catalog import arch_names, project_root
 from imagebuild.command_build import build, fetch, gc, unpack
 from imagebuild.command_models import models
+from imagebuild.command_patches import patches
 from imagebuild.command_plan import lock, plan, render
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.layer.entries import LayerError
@@ -61,7 +62,7 @@ def completion(shell: str) -> None:
     click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
-for command in (build, fetch, gc, lock, models, plan, render, unpack):
+for command in (build, fetch, gc, lock, models, patches, plan, render, unpack):
     cli.add_command(command)
 
 

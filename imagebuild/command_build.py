@@ -34,7 +34,9 @@ from imagebuild.options import (
 )
 from imagebuild.outputs import Wanted, check_wanted, deliver
 from imagebuild.overlaps import check_overlaps
+from imagebuild.patchcheck import check_patches, patched_wheels
 from imagebuild.plan import Plan
+from imagebuild.plugin import is_local, place_plugins
 from imagebuild.progress import open_progress, size_text
 from imagebuild.render import write_dockerfile
 from imagebuild.resolve import resolve
@@ -51,6 +53,13 @@ _SOURCE = click.option(
 
 
 def _fetch(plan: Plan, settings: Settings, source: Path | None, quiet: bool) -> Store:
+    """Bring every file of a Plan; the patched wheels first, so that a patch that fails does so at once."""
+    store = Store(settings.cache_dir)
+    place_plugins(plan.artifacts, project_root(), store)
+    first = [artifact for artifact in patched_wheels(plan) if not store.has(artifact)]
+    if first:
+        fetch_artifacts(first, settings, source=source, created=plan.created)
+    check_patches(plan, images_dir(), lambda artifact: store.path(artifact.sha256))
     with open_progress(quiet=quiet) as progress:
         return fetch_artifacts(
             plan.artifacts, settings, source=source, created=plan.created, progress=progress
@@ -103,7 +112,7 @@ def _check(image: Image, plan: Plan, report: Reporter) -> None:
 def _dry_run(plan: Plan, options: BuildOptions) -> None:
     """Say what a build would fetch and do."""
     store = Store(options.settings.cache_dir)
-    missing = [a for a in plan.artifacts if not store.has(a)]
+    missing = [a for a in plan.artifacts if not store.has(a) and not is_local(a)]
     size = sum(a.size for a in missing)
     value: dict[str, Any] = {
         "reference": plan.reference,
@@ -171,8 +180,11 @@ def _made_contexts(
     """Fetch everything and make the build contexts; return the Dockerfile and the contexts."""
     locate = _fetched(plan, settings, source, quiet, report)
     start = time.monotonic()
-    contexts = write_contexts(plan, images_dir(), settings.cache_dir / "contexts", locate, report)
-    dockerfile = contexts[plan.layers[0].name] / "Dockerfile"
+    parent = settings.cache_dir / "contexts"
+    contexts = write_contexts(plan, images_dir(), parent, locate, report)
+    # Not in a context: a label that changes would make its layer, and so all layers, anew.
+    dockerfile = parent / f"dockerfile-{plan.digest[:16]}" / "Dockerfile"
+    dockerfile.parent.mkdir(exist_ok=True)
     write_dockerfile(plan, project_root() / "Dockerfile.template", dockerfile, check=False)
     report(f"build contexts ready in {_seconds(start)}")
     return dockerfile, contexts

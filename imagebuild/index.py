@@ -95,6 +95,18 @@ def find_wheel(artifact: Artifact, host: HostNetwork, session: requests.Session)
     )
 
 
+def offered_wheels(name: str, version: str, host: HostNetwork, session: requests.Session) -> list[Offer]:
+    """Return the wheels of one version of a package that the host's folders and indexes offer.
+
+    Raises PreconditionError if an index refuses or cannot be read, requests.RequestException if
+    one could not be reached.
+    """
+    wanted = Artifact("wheel", name, version, "", "", 0)
+    stem = f"{canonicalize_name(name).replace('-', '_')}-{version}-"
+    offers = (offer for place in _places(wanted, host, session) for offer in place.offers())
+    return [offer for offer in offers if offer.file.lower().startswith(stem) and offer.file.endswith(".whl")]
+
+
 def _places(artifact: Artifact, host: HostNetwork, session: requests.Session) -> Iterator[_Place]:
     """Yield where to look: local folders, then remote ones in their order."""
     project = canonicalize_name(artifact.name)

@@ -82,6 +82,12 @@ def _relative(value: str) -> str:
     return value
 
 
+def _below_site(value: str) -> str:
+    if value.startswith("/") or not _normal(value) or value.startswith(".."):
+        raise ValueError("write a normalised path below site-packages, without .. and spaces")
+    return value
+
+
 def _absolute(value: str) -> str:
     if not value.startswith("/") or value.startswith("//") or not _normal(value):
         raise ValueError("write a normalised absolute image path, without .. and spaces")
@@ -103,9 +109,12 @@ DebianPackage = Annotated[
     str, _matching(r"[a-z0-9][a-z0-9+.-]+", "a Debian package name (Debian policy 5.6.1)")
 ]
 RelativePath = Annotated[str, AfterValidator(_relative)]
+SitePath = Annotated[str, AfterValidator(_below_site)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 EnvName = Annotated[str, _matching(r"[A-Z_][A-Z0-9_]*", "an environment variable's name in capitals")]
 Env = dict[EnvName, str]
+ArchName = Annotated[str, AfterValidator(_arch)]
+Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256: 64 lower-case hex digits")]
 Line = Annotated[str, AfterValidator(_one_line)]
 
 
@@ -163,7 +172,14 @@ class Bytecompile(Model):
     list: RelativePath
 
 
-TransformItem = Annotated[CudaHome | Symlinks | Bytecompile, Field(discriminator="kind")]
+class Patches(Model):
+    """Apply entries of the ledger (images/patches/) in this order, and add their plugin wheels."""
+
+    kind: Literal["patch"]
+    patches: Annotated[tuple[Name, ...], Field(min_length=1)]
+
+
+TransformItem = Annotated[CudaHome | Symlinks | Patches | Bytecompile, Field(discriminator="kind")]
 
 
 class LayerItem(Model):
@@ -172,6 +188,20 @@ class LayerItem(Model):
     name: Name
     packages: Annotated[tuple[PackagePattern, ...], Field(min_length=1)]
     transforms: tuple[TransformItem, ...] = ()
+
+    @model_validator(mode="after")
+    def _patches_first(self) -> LayerItem:
+        kinds = [item.kind for item in self.transforms]
+        for index, item in enumerate(self.transforms):
+            if isinstance(item, Patches) and index != kinds.index("patch"):
+                raise Refused("a second list of patches", at=("transforms", index))
+            if item.kind == "patch" and {"slim", "bytecompile"} & set(kinds[:index]):
+                raise Refused("patches go before slim and bytecompile", at=("transforms", index))
+            names = item.patches if isinstance(item, Patches) else ()
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    raise Refused(f"{name} twice", at=("transforms", index, "patches", number))
+        return self
 
 
 class OrderItem(Model):
@@ -272,7 +302,7 @@ class ImageManifest(Model):
     """
 
     schema_version: Literal[1] = Field(alias="schema")
-    arch: Annotated[str, AfterValidator(_arch)]
+    arch: ArchName
     stack: Name
     name: Name
     title: Line

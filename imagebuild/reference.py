@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from imagebuild.catalog import project_root
 from imagebuild.cli import PROGRAM, cli
 from imagebuild.files import write_text
+from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
 from imagebuild.models.source import ModelSource
 
@@ -25,6 +26,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "base": BaseManifest,
     "tools": ToolsManifest,
     "model": ModelSource,
+    "patch": PatchManifest,
 }
 _HEAD = """\
 # Command reference

@@ -19,8 +19,9 @@ from imagebuild.diagnostics import Diagnostic, Diagnostics, Refused
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
 from imagebuild.lock import Lock, digest
-from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Symlinks
+from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Patches, Symlinks
 from imagebuild.plan import LABEL_PREFIX, SCHEMA, Config, Plan
+from imagebuild.resolve_patches import patch_labels, patch_transform, plugin_wheels
 from imagebuild.toolbox import base_digest, code_digest
 
 
@@ -39,6 +40,7 @@ def resolve(images: Path, arch_text: str) -> Plan:
     _check_names(recipe, python_lock)
     created = max(base_lock.created, python_lock.created)
     names = _placeholders(recipe)
+    layers = _layers(images, recipe, base_lock, python_lock, names)
     return Plan(
         schema_version=SCHEMA,
         arch=recipe.arch.name,
@@ -50,12 +52,12 @@ def resolve(images: Path, arch_text: str) -> Plan:
         prefix=recipe.stack.prefix,
         python=recipe.stack.source.python,
         base=recipe.base.settings,
-        layers=_layers(images, recipe, base_lock, python_lock, names),
+        layers=layers,
         overlaps=tuple((item.before, item.after) for item in recipe.stack.order),
         tools=tools_lock.artifacts,
         tool_code=code_digest(),
         base_code=base_digest(),
-        config=_config(recipe, python_lock, created, names),
+        config=_config(recipe, python_lock, created, names, patch_labels(layers)),
     )
 
 
@@ -197,13 +199,19 @@ def _layers(
     stack = recipe.stack
     prefix = stack.prefix.lstrip("/")
     found = []
+    locked = {artifact.name for artifact in python_lock.artifacts}
     for index, (item, artifacts) in enumerate(zip(stack.layers, _assign(recipe, python_lock), strict=True)):
         first = [Transform("venv", {"prefix": prefix, "python": stack.source.python})] if index == 0 else []
-        given = [
-            _transform(images, recipe, transform, names, ("layers", index, "transforms", number))
-            for number, transform in enumerate(item.transforms)
-        ]
-        ordered = _install_order(recipe, artifacts)
+        plugins = plugin_wheels(images, recipe, item, locked, ("layers", index))
+        ordered = _install_order(recipe, [*artifacts, *plugins])
+        given = []
+        for number, transform in enumerate(item.transforms):
+            at = ("layers", index, "transforms", number)
+            if isinstance(transform, Patches):
+                site = names["site"].lstrip("/")
+                given.append(patch_transform(images, recipe, transform, item.name, ordered, site, at))
+            else:
+                given.append(_transform(images, recipe, transform, names, at))
         found.append(LayerSpec(item.name, ordered, (), tuple(first + given)))
     compiled = {t.files for layer in found for t in layer.transforms if t.kind == "bytecompile"}
     base_transforms = tuple(Transform("bytecompile", {}, files) for files in sorted(compiled, key=str)[:1])
@@ -265,7 +273,9 @@ def _tag_stem(recipe: Recipe, lock: Lock, created: str) -> str:
     return f"{version}-cu{cuda}-{recipe.arch.name.replace('_', '')}-{day}"
 
 
-def _config(recipe: Recipe, lock: Lock, created: str, names: dict[str, str]) -> Config:
+def _config(
+    recipe: Recipe, lock: Lock, created: str, names: dict[str, str], more_labels: dict[str, str]
+) -> Config:
     runtime = recipe.stack.runtime
     versions: dict[str, Any] = {a.name: a.version for a in lock.artifacts}
     labels = {
@@ -278,6 +288,7 @@ def _config(recipe: Recipe, lock: Lock, created: str, names: dict[str, str]) -> 
         f"{LABEL_PREFIX}.stack": recipe.stack.name,
         f"{LABEL_PREFIX}.cuda": recipe.stack.cuda,
         f"{LABEL_PREFIX}.lock.python": digest(lock.model_dump(mode="json")),
+        **more_labels,
     }
     for name in sorted({Requirement(pin).name for pin in recipe.stack.source.requirements}):
         labels[f"{LABEL_PREFIX}.version.{name}"] = versions[name]

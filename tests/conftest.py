@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards for every test: what is not marked for it starts no program and touches no network.
 
-A test in tests/engine, tests/image or tests/gpu gets that marker by its folder. A guard fails the
-test with pytest's own exception, which `except Exception` in the code under test does not swallow.
+A test in tests/engine, tests/image, tests/gpu or tests/patches gets that marker by its folder. A
+guard fails the test with pytest's own exception, which `except Exception` in the code under test
+does not swallow.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-REAL = ("engine", "image", "gpu")  # markers of tests that work on the real machine, unguarded
+REAL = ("engine", "image", "gpu", "patches")  # markers of tests that work on the real machine, unguarded
 URLLIB3_PROBE = ("::1", 0)  # bound by each copy of urllib3 when it is imported, to see if there is IPv6
 FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 

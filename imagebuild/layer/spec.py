@@ -16,10 +16,11 @@ ArtifactKind = Literal["wheel", "deb"]
 
 @dataclass(frozen=True)
 class Artifact:
-    """One locked file from the Python index or a Debian mirror.
+    """One locked file from the Python index or a Debian mirror, or a plugin's wheel that we build.
 
-    `file` is its name; `size` is in bytes; `path` is the pool path below a Debian mirror (empty
-    for wheels), `suite` the Debian suite it was locked from (empty for wheels).
+    `file` is its name; `size` is in bytes; `path` is the pool path below a Debian mirror, the
+    source folder of a plugin's wheel, and empty for other wheels; `suite` is the Debian suite it
+    was locked from (empty for wheels).
     """
 
     kind: ArtifactKind

@@ -15,6 +15,7 @@ from pathlib import Path
 from imagebuild.layer.bytecode import compile_all, pyc_path
 from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, symlink_entry
 from imagebuild.layer.libcuda_stub import build_stub, declared_functions
+from imagebuild.layer.patchset import apply_ledger
 from imagebuild.layer.spec import Transform
 
 
@@ -105,6 +106,11 @@ def _bytecompile(entries: list[Entry], transform: Transform, context: Context) -
     return entries + made
 
 
+def _patch(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:
+    """Apply the ledger's patches; goes before slim and bytecompile. Args: see patchset.apply_ledger."""
+    return apply_ledger(entries, transform.args, context.files)
+
+
 def _embed(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:
     """Add a file that the build context carries for this layer. Args: name, target (absolute)."""
     content = context.files[transform.args["name"]].read_bytes()
@@ -116,6 +122,7 @@ TRANSFORMS: dict[str, Callable[[list[Entry], Transform, Context], list[Entry]]] 
     "symlinks": _symlinks,
     "directories": _directories,
     "cuda-home": _cuda_home,
+    "patch": _patch,
     "bytecompile": _bytecompile,
     "embed": _embed,
 }

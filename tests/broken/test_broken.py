@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from imagebuild.errors import ManifestError
+from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
 from imagebuild.yamlfile import load
 
@@ -23,6 +24,7 @@ NAMES = sorted(path.stem for path in CASES.glob("*.yaml"))
 MODELS: dict[str, type[BaseModel]] = {
     "base": BaseManifest,
     "image": ImageManifest,
+    "patch": PatchManifest,
     "stack": StackManifest,
     "tools": ToolsManifest,
 }

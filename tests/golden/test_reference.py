@@ -16,5 +16,7 @@ def test_generated_file_is_current(path):
 
 def test_every_command_is_in_the_reference():
     text = next(text for path, text in FILES.items() if path.name == "cli.md")
-    for command in ("build", "plan", "fetch", "render", "lock", "gc", "completion", "unpack", "models fetch"):
+    names = ["build", "plan", "fetch", "render", "lock", "gc", "completion", "unpack", "models fetch"]
+    names += ["patches", "patches check", "patches list", "patches new", "patches try"]
+    for command in names:
         assert f"## build.py {command}\n" in text

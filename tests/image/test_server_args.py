@@ -60,3 +60,46 @@ def test_pipeline_parallel_is_accepted_without_and_refused_with_dflash(resolve_a
 @pytest.mark.slow
 def test_an_unknown_flag_is_refused(resolve_args):
     assert "refused" in resolve_args("--tp", "8", "--no-such-flag")
+
+
+def test_dflash_says_once_which_flags_are_in_effect(plan, resolve_args):
+    (line,) = resolve_args("--tp", "8", *DFLASH)["effective"]
+    backend = EXPECTED[plan.arch]["attention_backend"]
+    assert f"--decode-attention-backend {backend} " in line
+    assert "--speculative-num-draft-tokens 8 " in line
+    assert "--max-running-requests 48" in line
+
+
+def test_mla_backends_without_kernels_are_refused(plan, resolve_args):
+    found = resolve_args("--tp", "8", "--attention-backend", "trtllm_mla")
+    assert ("refused" in found) == (plan.arch != "sm_103"), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ["--speculative-num-steps", "3"],
+        ["--speculative-eagle-topk", "4"],
+        ["--speculative-draft-attention-backend", "trtllm_mha"],
+        ["--enable-mixed-chunk"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_dflash_refuses_a_flag_that_it_would_lose(resolve_args, lost):
+    found = resolve_args("--tp", "8", *DFLASH, *lost)
+    assert lost[0] in found.get("refused", ""), found
+
+
+@pytest.mark.slow
+def test_dflash_keeps_what_the_user_set(resolve_args):
+    words = ["--max-running-requests", "7", "--speculative-draft-attention-backend", "triton"]
+    found = resolve_args("--tp", "8", *DFLASH, *words)
+    assert (found["max_running_requests"], found["speculative_draft_attention_backend"]) == (7, "triton")
+
+
+@pytest.mark.slow
+def test_dflash_with_trtllm_mla_refuses_a_prefill_graph(plan, resolve_args):
+    words = ["--cuda-graph-backend-prefill", "tc_piecewise"]
+    found = resolve_args("--tp", "8", *DFLASH, *words)
+    assert ("refused" in found) == (plan.arch == "sm_103"), found

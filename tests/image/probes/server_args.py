@@ -3,10 +3,11 @@
 
 argv: compute capability major, minor, GPU name, GPU memory in MiB, then SGLang's arguments.
 torch.cuda answers for that GPU, eight times; nothing of SGLang is replaced. Prints the effective
-values of the arguments, or {"refused": "why"}.
+values of the arguments with DFlash's line about them, or {"refused": "why"}.
 """
 
 import json
+import logging
 import sys
 import types
 
@@ -39,9 +40,20 @@ SHOWN = (
     "speculative_num_draft_tokens", "speculative_draft_attention_backend", "max_running_requests",
     "quantization", "dtype", "kv_cache_dtype", "device",
 )  # fmt: skip
+lines: list[str] = []
+
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+
+
+logging.getLogger("sglang.srt.arg_groups.speculative_hook").addHandler(Keep())
 try:
     args = prepare_server_args(sys.argv[5:])
 except (ValueError, AssertionError, NotImplementedError, SystemExit) as error:
     print(json.dumps({"refused": f"{type(error).__name__}: {error}"}))
 else:
-    print(json.dumps({key: getattr(args, key, None) for key in SHOWN}, default=str))
+    effective = [line for line in lines if "effective flags" in line]
+    shown = {key: getattr(args, key, None) for key in SHOWN}
+    print(json.dumps(shown | {"effective": effective}, default=str))
