@@ -13,6 +13,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from imagebuild import __version__
 from imagebuild.catalog import arch_names, project_root
+from imagebuild.command_audit import audit
 from imagebuild.command_build import build, fetch, gc
 from imagebuild.command_plan import lock, plan, render
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
@@ -60,7 +61,7 @@ def completion(shell: str) -> None:
     click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
-for command in (build, fetch, gc, lock, plan, render):
+for command in (audit, build, fetch, gc, lock, plan, render):
     cli.add_command(command)
 
 
