@@ -93,7 +93,7 @@ def judge(facts: Facts, gpu: GpuArch, policy: PolicyManifest, *, whole: bool) ->
 
 def _row(wheel: str, file: FileFacts, gpu: GpuArch, rule: Rule) -> Row:
     counts: Counter[str] = Counter()
-    codes: Counter[str] = Counter()
+    codes: Counter[Code] = Counter()
     usable = blank = 0
     for group in file.groups:
         if group.place != "relocatable":
@@ -102,11 +102,12 @@ def _row(wheel: str, file: FileFacts, gpu: GpuArch, rule: Rule) -> Row:
             if empty:
                 blank += size
             else:
-                codes[str(code)] += size
+                codes[code] += size
                 usable += size * loadable(code, gpu)
-    problem, fix = _problem(file, counts, codes, gpu, rule)
+    named = {str(code): codes[code] for code in sorted(codes)}
+    problem, fix = _problem(file, counts, named, gpu, rule)
     return Row(
-        wheel, file.path, file.files, file.size, file.read_by, dict(counts), dict(sorted(codes.items())),
+        wheel, file.path, file.files, file.size, file.read_by, dict(counts), named,
         usable, blank, _wanted(rule), rule.reason, problem, fix and fix.replace("{wheel}", wheel),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from imagebuild.catalog import project_root
 from imagebuild.cli import PROGRAM, cli
 from imagebuild.files import write_text
 from imagebuild.manifest import BaseManifest, ImageManifest, Model, StackManifest, ToolsManifest
+from imagebuild.policy import PolicyManifest
 
 _WIDTH = 100
 _MODELS: dict[str, type[Model]] = {
@@ -22,6 +23,7 @@ _MODELS: dict[str, type[Model]] = {
     "stack": StackManifest,
     "base": BaseManifest,
     "tools": ToolsManifest,
+    "policy": PolicyManifest,
 }
 _HEAD = """\
 # Command reference

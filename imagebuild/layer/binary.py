@@ -93,20 +93,17 @@ class Part:
         return self.whole.read(self.start + at, size)
 
 
-def find(source: Source, needle: bytes, start: int, end: int, step: int = 1) -> int:
-    """Return where `needle` first begins in [start, end), at a multiple of `step`; -1 if nowhere."""
+def occurrences(source: Source, needle: bytes, start: int, end: int, step: int = 1) -> Iterator[int]:
+    """Yield where `needle` begins in [start, end), at multiples of `step`; reads every byte once."""
     at = start
     while at + len(needle) <= end:
         data = source.read(at, min(_CHUNK, end - at))
         found = data.find(needle)
-        while found >= 0 and (at + found) % step:
+        while found >= 0:
+            if (at + found) % step == 0:
+                yield at + found
             found = data.find(needle, found + 1)
-        if found >= 0:
-            return at + found
-        if at + len(data) >= end:
-            return -1
-        at += len(data) - len(needle) + 1
-    return -1
+        at += max(len(data) - len(needle) + 1, 1)
 
 
 def chunks(source: Source, start: int, end: int) -> Iterator[bytes]:

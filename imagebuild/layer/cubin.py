@@ -4,7 +4,8 @@
 A cubin's e_flags hold the arch number only (bits 8-15 from ABI version 8 on, bits 0-7 before). The
 suffix is in the ptxas command line of .note.nv.tkinfo; where that note is missing, in .nv.compat, a list of
 (u8 format, u8 attribute, u16 value): attribute 9 = 1 or 2 = 3 says a, 2 = 2 says f (calibrated with
-nvcc 12.9 and 13.0 on all -gencode forms).
+nvcc 12.9 and 13.0 on all -gencode forms). 2 = 2 on a later number of a family (sm_103) reads as a,
+as cuobjdump 13.5 has it for the 60 such files of flashinfer-cubin; a and f load on the same GPUs there.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ def cubin_code(source: Source, elf: Elf) -> Code:
     found = re.search(rb"sm_%d([af]?)" % number, notes.get(".note.nv.tkinfo", b""))
     if found:
         return Code("elf", number, found[1].decode("ascii"))  # type: ignore[arg-type]
-    return Code("elf", number, _compat_suffix(notes.get(".nv.compat", b"")))
+    return Code("elf", number, _compat_suffix(notes.get(".nv.compat", b""), number))
 
 
-def _compat_suffix(items: bytes) -> Suffix:
+def _compat_suffix(items: bytes, number: int) -> Suffix:
     at, suffix = 0, ""
     while at + 4 <= len(items):
         form, attribute, value = items[at], items[at + 1], items[at + 2] | items[at + 3] << 8
         if (attribute, value) in ((9, 1), (2, 3)):
             suffix = "a"
         elif (attribute, value) == (2, 2):
-            suffix = "f"
+            suffix = "a" if number % 10 else "f"
         at += 4 + (value if form == 4 else 0)
     return suffix  # type: ignore[return-value]
 

@@ -52,7 +52,7 @@ class Container:
 
 
 class Budget:
-    """How many entry headers one file may make us read.
+    """How many headers one file may make us read.
 
     Every entry is at least 64 bytes, so an honest file needs no more than a 64th of its size;
     containers that claim one another's bytes would otherwise take quadratic time.
@@ -77,6 +77,7 @@ def read_container(source: Source, at: int, limit: int, budget: Budget) -> Conta
 
     Raises FormatError where its entries do not fill it exactly.
     """
+    budget.spend()
     check_range(at, _CONTAINER.size, limit)
     magic, version, header, size = _CONTAINER.unpack(source.read(at, _CONTAINER.size))
     if struct.pack("<I", magic) != MAGIC or version != 1 or header != _CONTAINER.size:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from imagebuild.layer.binary import FormatError, Part, Source, find, is_zero
+from imagebuild.layer.binary import FormatError, Part, Source, is_zero, occurrences
 from imagebuild.layer.cubin import cubin_code, ptx_code
 from imagebuild.layer.elf import EM_CUDA, SHT_NOBITS, Elf, MemoryImage, Section, is_elf, linkage, read_elf
 from imagebuild.layer.fatbin import MAGIC, Budget, BudgetSpent, Container, Entry, read_container
@@ -125,7 +125,7 @@ def _next(space: Source, at: int, end: int) -> int:
     """Return where the next container begins, -1 if only zeros follow."""
     spans = space.backed(at, end) if isinstance(space, MemoryImage) else [(at, end)]
     for low, high in spans:
-        found = find(space, MAGIC, low, high)
+        found = next(occurrences(space, MAGIC, low, high), -1)
         if not is_zero(space, low, found if found >= 0 else high):
             raise FormatError(f"bytes at {low:#x} belong to no GPU-code container")
         if found >= 0:
@@ -152,24 +152,27 @@ def _elsewhere(source: Source, elf: Elf, sections: list[Section], budget: Budget
     taken = sorted(span for section in sections for span in _file_ranges(elf, section))
     for low, high in [*taken, (source.size, source.size)]:
         if at < low:
-            for container in _search(source, at, low, budget):
+            for container in _search(source, [(at, low)], low, budget):
                 yield Found("elsewhere", _section_at(elf, container.at), False, container)
         at = max(at, high)
 
 
-def _search(space: Source, start: int, end: int, budget: Budget) -> Iterator[Container]:
-    at = start
-    while (found := find(space, MAGIC, at, end, _ALIGN)) >= 0:
-        at = found + _ALIGN
-        try:
-            container = read_container(space, found, end, budget)
-        except BudgetSpent:
-            raise
-        except FormatError:
-            continue
-        if container.entries:
-            yield container
-            at = found + container.size
+def _search(space: Source, spans: list[tuple[int, int]], limit: int, budget: Budget) -> Iterator[Container]:
+    """Yield what reads as a container with entries in the spans; it must end before `limit`."""
+    free = 0
+    for low, high in spans:
+        for found in occurrences(space, MAGIC, low, high, _ALIGN):
+            if found < free:
+                continue
+            try:
+                container = read_container(space, found, limit, budget)
+            except BudgetSpent:
+                raise
+            except FormatError:
+                continue
+            if container.entries:
+                yield container
+                free = found + container.size
 
 
 def _section_at(elf: Elf, at: int) -> str:
@@ -182,20 +185,8 @@ def _section_at(elf: Elf, at: int) -> str:
 def _by_segments(source: Source, elf: Elf, budget: Budget) -> Iterator[Found]:
     """Read a file without section table. Which containers are registered cannot be told."""
     image = MemoryImage(source, elf.loads)
-    at = 0
-    for low, high in image.backed(0, image.size):
-        start = max(low, at)
-        while (found := find(image, MAGIC, start, high, _ALIGN)) >= 0:
-            start = found + _ALIGN
-            try:
-                container = read_container(image, found, image.size, budget)
-            except BudgetSpent:
-                raise
-            except FormatError:
-                continue
-            if container.entries:
-                yield Found("fatbin", "", True, container)
-                start = at = found + container.size
+    for container in _search(image, image.backed(0, image.size), image.size, budget):
+        yield Found("fatbin", "", True, container)
 
 
 def _scan_archive(source: Source, budget: Budget) -> Iterator[Found]:
