@@ -16,6 +16,7 @@ from imagebuild.catalog import arch_names, project_root
 from imagebuild.command_audit import audit
 from imagebuild.command_build import build, fetch, gc
 from imagebuild.command_plan import lock, plan, render
+from imagebuild.command_slim import slim
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.layer.entries import LayerError
 
@@ -61,7 +62,7 @@ def completion(shell: str) -> None:
     click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
-for command in (audit, build, fetch, gc, lock, plan, render):
+for command in (audit, build, fetch, gc, lock, plan, render, slim):
     cli.add_command(command)
 
 

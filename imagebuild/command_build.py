@@ -29,6 +29,7 @@ from imagebuild.options import (
     network_options,
     output_options,
     print_result,
+    slim_option,
 )
 from imagebuild.overlaps import check_overlaps
 from imagebuild.plan import Plan
@@ -124,6 +125,7 @@ class BuildOptions:
     stop_after: str
     dry_run: bool
     rebuild: bool
+    no_slim: bool
     settings: Settings
     as_json: bool
     verbose: int
@@ -179,13 +181,14 @@ def _image(plan: Plan, engine: Engine, options: BuildOptions, made: tuple[Path, 
 @click.option("--stop-after", type=click.Choice(STAGES), default="check", help="Last step to do.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @click.option("--rebuild", is_flag=True, help="Build even if the image of this plan is there.")
+@slim_option
 @network_options
 @output_options
 def build(**given: Any) -> None:
     """Fetch, build and check the image of one arch; print its digest."""
     options = BuildOptions(**given)
     report = Reporter(options.quiet)
-    plan = resolve(images_dir(), options.arch)
+    plan = resolve(images_dir(), options.arch, slim=not options.no_slim)
     engine: Engine = DockerEngine()
     if options.dry_run:
         _dry_run(plan, options.settings, engine, options.as_json)

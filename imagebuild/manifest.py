@@ -163,7 +163,13 @@ class Bytecompile(Model):
     list: RelativePath
 
 
-TransformItem = Annotated[CudaHome | Symlinks | Bytecompile, Field(discriminator="kind")]
+class Slim(Model):
+    """Leave out what this image's GPU can never load, by the stack's `slim` settings."""
+
+    kind: Literal["slim"]
+
+
+TransformItem = Annotated[CudaHome | Symlinks | Bytecompile | Slim, Field(discriminator="kind")]
 
 
 class LayerItem(Model):
@@ -180,6 +186,63 @@ class OrderItem(Model):
     before: Package
     after: Package
     reason: Reason
+
+
+class DeclaredLicence(Model):
+    """The licence of a package whose METADATA names none exactly: an SPDX id and the text it is by.
+
+    `file` is relative to site-packages; `sha256` pins its content.
+    """
+
+    package: Package
+    licence: Line
+    file: Line
+    sha256: Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256 in hex")]
+    reason: Reason
+
+
+class BallastItem(Model):
+    """Files that are left out. `paths` are patterns relative to site-packages (* crosses folders).
+
+    `archs` limits it to some images (default: all). `named_by` maps a file that does name one of
+    them to the reason why that does not matter; the build refuses any other library that needs one.
+    """
+
+    package: Package
+    paths: Annotated[tuple[Line, ...], Field(min_length=1)]
+    archs: tuple[Annotated[str, AfterValidator(_arch)], ...] = ()
+    named_by: dict[Line, Reason] = {}
+    reason: Reason
+
+
+class UntouchedItem(Model):
+    """Files of others inside a wheel, which its licence does not cover: never edited."""
+
+    paths: Annotated[tuple[Line, ...], Field(min_length=1)]
+    reason: Reason
+
+
+class SlimSettings(Model):
+    """What `slim` may change and leave out. `licences` maps an SPDX id to why it allows editing."""
+
+    licences: dict[Line, Reason]
+    declared: tuple[DeclaredLicence, ...] = ()
+    untouched: tuple[UntouchedItem, ...] = ()
+    ballast: tuple[BallastItem, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> SlimSettings:
+        names = [item.package for item in self.declared]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise Refused(f"{name} is declared twice", at=("declared", index, "package"))
+        paths: set[str] = set()
+        for index, item in enumerate(self.ballast):
+            for number, path in enumerate(item.paths):
+                if path in paths:
+                    raise Refused(f"{path} is there twice", at=("ballast", index, "paths", number))
+                paths.add(path)
+        return self
 
 
 class FileItem(Model):
@@ -221,6 +284,7 @@ class StackManifest(Model):
     prefix: AbsolutePath
     layers: Annotated[tuple[LayerItem, ...], Field(min_length=1)]
     order: tuple[OrderItem, ...] = ()
+    slim: SlimSettings | None = None
     files: tuple[FileItem, ...] = ()
     env: Env = {}
     runtime: Runtime
@@ -251,6 +315,15 @@ class StackManifest(Model):
                 patterns[pattern] = layer.name
         if "*" not in patterns:
             raise Refused('one layer must take the rest: packages: ["*"]', at=("layers",))
+        return self
+
+    @model_validator(mode="after")
+    def _slim_settings(self) -> StackManifest:
+        for index, layer in enumerate(self.layers):
+            for number, item in enumerate(layer.transforms):
+                if isinstance(item, Slim) and self.slim is None:
+                    at = ("layers", index, "transforms", number)
+                    raise Refused("a slim transform needs the stack's `slim` settings", at=at)
         return self
 
     @model_validator(mode="after")

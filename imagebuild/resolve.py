@@ -19,18 +19,21 @@ from imagebuild.diagnostics import Diagnostic, Diagnostics, Refused
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
 from imagebuild.lock import Lock, digest
-from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Symlinks
+from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Slim, Symlinks
 from imagebuild.plan import LABEL_PREFIX, SCHEMA, Config, Plan
+from imagebuild.resolve_slim import check_slim, slim_labels, slim_transform, without_slim
 from imagebuild.toolbox import base_digest, code_digest
 
 
-def resolve(images: Path, arch_text: str) -> Plan:
-    """Return the Plan of one arch.
+def resolve(images: Path, arch_text: str, *, slim: bool = True) -> Plan:
+    """Return the Plan of one arch. Without `slim`, every file is as its wheel shipped it.
 
     Raises ManifestError (exit 2) for wrong manifests, all errors at once, and IntegrityError
     (exit 4) for a lock that is missing or was made from other inputs.
     """
     recipe = read_recipe(images, arch_text)
+    if not slim:
+        recipe = without_slim(recipe)
     _, tools_file = read_tools(images)
     base_lock, python_lock, tools_lock = (
         fresh_lock(f) for f in (recipe.base_lock, recipe.python_lock, tools_file)
@@ -95,6 +98,7 @@ def _check_names(recipe: Recipe, lock: Lock) -> None:
             if name not in versions:
                 message = f"{name} is not in the lock of {recipe.stack.name}"
                 problems.append(recipe.stack_at.diagnostic(("order", index, key), message))
+    problems += check_slim(recipe, lock)
     if recipe.stack.main not in versions:
         message = f"{recipe.stack.main} is not in the lock of {recipe.stack.name}"
         problems.append(recipe.stack_at.diagnostic(("main",), message))
@@ -199,11 +203,13 @@ def _layers(
     found = []
     for index, (item, artifacts) in enumerate(zip(stack.layers, _assign(recipe, python_lock), strict=True)):
         first = [Transform("venv", {"prefix": prefix, "python": stack.source.python})] if index == 0 else []
+        ordered = _install_order(recipe, artifacts)
         given = [
-            _transform(images, recipe, transform, names, ("layers", index, "transforms", number))
+            slim_transform(recipe, item.name, ordered)
+            if isinstance(transform, Slim)
+            else _transform(images, recipe, transform, names, ("layers", index, "transforms", number))
             for number, transform in enumerate(item.transforms)
         ]
-        ordered = _install_order(recipe, artifacts)
         found.append(LayerSpec(item.name, ordered, (), tuple(first + given)))
     compiled = {t.files for layer in found for t in layer.transforms if t.kind == "bytecompile"}
     base_transforms = tuple(Transform("bytecompile", {}, files) for files in sorted(compiled, key=str)[:1])
@@ -278,6 +284,7 @@ def _config(recipe: Recipe, lock: Lock, created: str, names: dict[str, str]) -> 
         f"{LABEL_PREFIX}.stack": recipe.stack.name,
         f"{LABEL_PREFIX}.cuda": recipe.stack.cuda,
         f"{LABEL_PREFIX}.lock.python": digest(lock.model_dump(mode="json")),
+        **slim_labels(recipe, LABEL_PREFIX),
     }
     for name in sorted({Requirement(pin).name for pin in recipe.stack.source.requirements}):
         labels[f"{LABEL_PREFIX}.version.{name}"] = versions[name]

@@ -7,6 +7,7 @@ FormatError that names the place, never a crash or a huge allocation.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,6 +92,23 @@ class Part:
         """Return bytes."""
         check_range(at, size, self.size)
         return self.whole.read(self.start + at, size)
+
+
+class SourceStream(io.RawIOBase):
+    """A stream over a source, from its begin."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        size = min(len(buffer), self._source.size - self._at, _CHUNK)
+        buffer[:size] = self._source.read(self._at, size)
+        self._at += size
+        return size
 
 
 def occurrences(source: Source, needle: bytes, start: int, end: int, step: int = 1) -> Iterator[int]:
