@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from imagebuild.arch import GpuArch, parse_arch
 from imagebuild.audit import Audit, Facts, judge
-from imagebuild.audit_sources import path_facts
+from imagebuild.audit_sources import path_facts, tar_facts
 from imagebuild.audit_text import difference, from_json, table, to_json, violations
+from imagebuild.engine_docker import DockerEngine
 from imagebuild.errors import CheckFailed, ManifestError
 from imagebuild.fetch import fetch
 from imagebuild.gpucache import plan_facts
@@ -74,6 +75,7 @@ def _audit_of(source: str, arch: GpuArch) -> Audit:
 @click.command()
 @arch_option
 @click.argument("path", required=False)
+@click.option("--image", help="Audit the files of this image, by name, tag or id.")
 @click.option(
     "--diff", nargs=2, metavar="A B", help="Say what changed between two reports, wheels or folders."
 )
@@ -82,13 +84,14 @@ def _audit_of(source: str, arch: GpuArch) -> Audit:
 def audit(
     arch: str,
     path: str | None,
+    image: str | None,
     diff: tuple[str, str] | None,
     settings: Settings,
     as_json: bool,
     verbose: int,
     quiet: bool,
 ) -> None:
-    """Judge the GPU code of the arch's plan (fetched files), or of PATH: a wheel, folder or report.
+    """Judge the GPU code of the arch's plan (its wheels), of PATH (a wheel, folder or report) or an image.
 
     Exit code 1 if it breaks images/<arch>/policy.yaml.
     """
@@ -98,7 +101,10 @@ def audit(
         text = difference(before, after)
         print_result(as_json, {"difference": text.splitlines()}, text)
         return
-    if path is not None:
+    if image is not None:
+        with DockerEngine().files(image) as stream:
+            found = judge(tar_facts(stream, settings.cache_dir), gpu, _policy(gpu), whole=False)
+    elif path is not None:
         found = _audit_of(path, gpu)
     else:
         plan = resolve(images_dir(), arch)
