@@ -5,7 +5,8 @@ usage: python -m benchmarks.size --arch sm_103 [--arch …] [--gzip] [--json]
 
 Makes every layer's canonical tar from the fetched wheels, without an engine, and compresses it with
 zstd -3 (what a layer of ours is) and on request gzip -6 (what `docker push` makes of it). Sizes are
-MB of 10^6 bytes. Needs the fetched files (`build.py fetch`), about 4 GB of disk and two minutes a plan on two cores.
+MB of 10^6 bytes. Needs the fetched files (`build.py fetch`), about 4 GB of disk and two minutes
+a plan on two cores.
 """
 
 from __future__ import annotations

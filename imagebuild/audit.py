@@ -57,11 +57,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Audit:
-    """All rows of one target, sorted by wheel and path; `stale` are rules that match nothing."""
+    """All rows of one target, sorted by wheel and path.
+
+    `stale` are rules that match nothing; `broken` says which file would miss what is left out.
+    """
 
     arch: str
     rows: tuple[Row, ...]
     stale: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     @property
     def violations(self) -> tuple[Row, ...]:
@@ -71,7 +75,7 @@ class Audit:
     @property
     def ok(self) -> bool:
         """Whether nothing breaks the policy."""
-        return not self.violations and not self.stale
+        return not (self.violations or self.stale or self.broken)
 
 
 def judge(facts: Facts, gpu: GpuArch, policy: PolicyManifest, *, whole: bool) -> Audit:

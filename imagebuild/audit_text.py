@@ -96,6 +96,7 @@ def violations(audit: Audit) -> str:
         f"{policy}: no file matches the rule for {rule}\n    fix: correct or remove it"
         for rule in audit.stale
     ]
+    lines += [f"{text}\n    fix: correct `slim.ballast` of the stack" for text in audit.broken]
     return "\n".join(lines)
 
 

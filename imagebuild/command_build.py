@@ -14,7 +14,6 @@ import click
 from imagebuild import process
 from imagebuild.cache import Store
 from imagebuild.catalog import arch_names, project_root
-from imagebuild.command_audit import audit_plan, require_policy
 from imagebuild.context import remove_contexts, write_contexts
 from imagebuild.engine import Engine, Image
 from imagebuild.engine_docker import DockerEngine
@@ -33,6 +32,7 @@ from imagebuild.options import (
 )
 from imagebuild.overlaps import check_overlaps
 from imagebuild.plan import Plan
+from imagebuild.plan_audit import audit_plan, require_policy
 from imagebuild.progress import open_progress, size_text
 from imagebuild.render import write_dockerfile
 from imagebuild.resolve import resolve
@@ -145,7 +145,7 @@ def _contexts(plan: Plan, options: BuildOptions, report: Reporter) -> tuple[Path
         return store.path(artifact.sha256)
 
     check_overlaps(plan, locate)
-    require_policy(audit_plan(plan, locate, options.settings.cache_dir, report))
+    require_policy(audit_plan(plan, images_dir(), locate, options.settings.cache_dir, report))
     report(f"fetched and checked in {_seconds(start)}")
     if not options.reaches("context"):
         return Path(), {}

@@ -15,11 +15,11 @@ from imagebuild.arch import Code, archs, parse_arch
 from imagebuild.audit import judge
 from imagebuild.audit_sources import path_facts, tar_facts
 from imagebuild.audit_text import difference, from_json, table, to_json, violations
-from imagebuild.command_audit import require_policy
 from imagebuild.diagnostics import Diagnostics
 from imagebuild.errors import CheckFailed, ManifestError
 from imagebuild.gpucache import plan_facts
 from imagebuild.layer.spec import Artifact
+from imagebuild.plan_audit import require_policy
 from imagebuild.policy import PolicyManifest, read_policy
 from tests.gpufiles import fat, library
 
