@@ -28,9 +28,11 @@ from imagebuild.cache import Store
 from imagebuild.catalog import project_root
 from imagebuild.context import write_contexts
 from imagebuild.layer.edits import installed_wheels
-from imagebuild.layer.entries import Entry, write_tar
-from imagebuild.layer.run import layer_entries
+from imagebuild.layer.entries import Entry
+from imagebuild.layer.run import context_files, layer_entries
 from imagebuild.layer.spec import Artifact
+from imagebuild.layer.tarball import write_tar
+from imagebuild.layer.transforms import Context
 from imagebuild.layer.wheel import Scheme
 from imagebuild.plan import Plan
 from imagebuild.resolve import resolve
@@ -106,7 +108,9 @@ def layers(plan: Plan, cache: Path, *, gzip: bool, wheels: bool) -> tuple[list[R
     seconds = 0.0
     for layer in plan.layers[1:]:
         start = time.monotonic()
-        entries = layer_entries(layer, contexts[layer.name], scheme, 2, [])
+        inputs = contexts[layer.name]
+        context = Context(context_files(layer, inputs), 2, scratch=cache)
+        entries = layer_entries(layer, inputs, scheme, context, [])
         seconds += time.monotonic() - start
         rows.append(measure(layer.name, entries, plan.mtime, gzip))
         if wheels:

@@ -126,6 +126,7 @@ class DockerEngine:
         """Open the tar stream of an image's files. Raises PreconditionError if it is not there."""
         return image_tar(self._client(), reference)
 
+
 def load_archive(write: Callable[[IO[bytes]], None], reference: str) -> str:
     """Load an image archive, written by `write`, into the Docker Engine; return the image's id.
 
