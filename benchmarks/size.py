@@ -79,7 +79,7 @@ def measure(name: str, entries: Iterable[Entry], mtime: int, gzip: bool) -> Row:
     """Pack entries and count."""
     entries = list(entries)
     gauge = Gauge(gzip)
-    write_tar(entries, gauge, mtime)  # type: ignore[arg-type]
+    write_tar(entries, gauge, mtime)
     gauge.finish()
     files = [entry for entry in entries if entry.kind == "file"]
     return Row(name, len(files), sum(entry.size for entry in files), gauge.zstd, gauge.gzip)

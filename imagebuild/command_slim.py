@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -16,31 +15,9 @@ import click
 from imagebuild.arch import parse_arch
 from imagebuild.errors import CheckFailed, ManifestError
 from imagebuild.layer.binary import FileSource, FormatError, Source
-from imagebuild.layer.blank import blankable, blanked
-from imagebuild.layer.compact import compacted, layout
-from imagebuild.layer.elf import read_elf
 from imagebuild.layer.proof import NotProven, Proof, prove
-from imagebuild.layer.scan import scan
+from imagebuild.layer.slim_file import slim_file
 from imagebuild.options import arch_option, output_options, print_result
-
-
-def slim_file(source: Source, out: Path, gpu: int, *, compact: bool) -> bool:
-    """Write the slim form of a shared object to `out`; False if there is nothing to blank."""
-    code = scan(source)
-    spans = blankable(code, gpu) if code is not None and code.kind == "elf" else []
-    if not spans:
-        return False
-    elf = read_elf(source)
-    plan = layout(source, elf, spans) if compact else None
-    pieces = blanked(source, spans, 0, source.size) if plan is None else compacted(source, elf, spans, plan)
-    temporary = out.with_name(f".{out.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.writelines(pieces)
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
 
 
 @contextmanager

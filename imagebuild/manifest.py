@@ -191,11 +191,13 @@ class OrderItem(Model):
 class DeclaredLicence(Model):
     """The licence of a package whose METADATA names none exactly: an SPDX id and the text it is by.
 
-    `file` is relative to site-packages; `sha256` pins its content.
+    `file` is relative to site-packages; `sha256` pins its content. `instead_of` is what METADATA does
+    name, where the licence file that it points at says otherwise.
     """
 
     package: Package
     licence: Line
+    instead_of: str = ""
     file: Line
     sha256: Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256 in hex")]
     reason: Reason

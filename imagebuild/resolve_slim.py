@@ -54,7 +54,12 @@ def slim_transform(recipe: Recipe, layer: str, artifacts: tuple[Artifact, ...]) 
     assert slim is not None
     names = {artifact.name for artifact in artifacts}
     declared = {
-        item.package: {"licence": item.licence, "file": item.file, "sha256": item.sha256}
+        item.package: {
+            "licence": item.licence,
+            "instead_of": item.instead_of,
+            "file": item.file,
+            "sha256": item.sha256,
+        }
         for item in slim.declared
         if item.package in names
     }

@@ -40,8 +40,9 @@ _MAGIC = b"\x7fELF"
 class Rule:
     """The transform's arguments.
 
-    `gpu` is the target's number, `licences` the allowed SPDX ids, `declared` an id per package
-    that names none, with the licence file (relative to site-packages) and its sha256. `untouched`
+    `gpu` is the target's number, `licences` the allowed SPDX ids, `declared` maps a package to the
+    id of its licence file (`licence`, `file` relative to site-packages, `sha256`) and to what its
+    METADATA names (`instead_of`, empty if nothing exact). `untouched`
     are patterns of files that are somebody else's within an allowed wheel. `ballast` maps patterns
     to reasons. All patterns are relative to site-packages.
     """
@@ -50,16 +51,15 @@ class Rule:
     tool: str
     gpu: int
     licences: tuple[str, ...]
-    declared: dict[str, tuple[str, str, str]]
+    declared: dict[str, dict[str, str]]
     untouched: tuple[str, ...]
     ballast: dict[str, str]
 
     @classmethod
     def of(cls, args: dict[str, Any]) -> Rule:
         """Read the arguments as they are in a Plan."""
-        declared = {name: (d["licence"], d["file"], d["sha256"]) for name, d in args["declared"].items()}
         return cls(
-            args["layer"], args["tool"], args["gpu"], tuple(args["licences"]), declared,
+            args["layer"], args["tool"], args["gpu"], tuple(args["licences"]), dict(args["declared"]),
             tuple(args["untouched"]), dict(args["ballast"]),
         )  # fmt: skip
 
@@ -128,14 +128,17 @@ def may_edit(wheel: Wheel, tree: dict[str, Entry], rule: Rule) -> bool:
     if metadata is None:
         raise LayerError(f"{wheel.dist_info}: has no METADATA")
     stated = licence_of(metadata.read().decode("utf-8", "replace"))
-    if wheel.name in rule.declared:
-        licence, file, sha256 = rule.declared[wheel.name]
-        entry = tree.get(f"{os.path.dirname(wheel.dist_info)}/{file}")
-        if stated:
-            raise LayerError(f"{wheel.name}: METADATA names {stated}; remove its `declared` licence")
-        if entry is None or hashlib.sha256(entry.read()).hexdigest() != sha256:
-            raise LayerError(f"{wheel.name}: {file} is not the licence that was declared {licence}")
-        stated = licence
+    declared = rule.declared.get(wheel.name)
+    if declared is not None:
+        entry = tree.get(f"{os.path.dirname(wheel.dist_info)}/{declared['file']}")
+        if stated != declared["instead_of"]:
+            expected = declared["instead_of"] or "nothing exact"
+            raise LayerError(f"{wheel.name}: METADATA names {stated or 'nothing exact'}, not {expected}")
+        if entry is None or hashlib.sha256(entry.read()).hexdigest() != declared["sha256"]:
+            raise LayerError(
+                f"{wheel.name}: {declared['file']} is not the text declared {declared['licence']}"
+            )
+        stated = declared["licence"]
     return bool(stated) and allowed(stated, rule.licences)
 
 

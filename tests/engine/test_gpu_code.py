@@ -21,13 +21,13 @@ import pytest
 
 from imagebuild.arch import parse_arch
 from imagebuild.catalog import project_root
-from imagebuild.command_slim import slim_file
 from imagebuild.fetch import fetch
 from imagebuild.gpucache import plan_facts
 from imagebuild.layer.binary import FileSource
 from imagebuild.layer.gpucode import Code, loadable
 from imagebuild.layer.proof import prove
 from imagebuild.layer.scan import FileCode, scan
+from imagebuild.layer.slim_file import slim_file
 from imagebuild.plan import Plan
 from imagebuild.resolve import resolve
 from imagebuild.settings import load_settings

@@ -140,17 +140,23 @@ def test_declared_licences(tmp_path):
     path = wheel(tmp_path, "k", {"k/a.so": LIB, "k-1.0.dist-info/LICENSE": b"text"}, "License: BSD\n")
     good = {
         "licence": "MIT",
+        "instead_of": "",
         "file": "k-1.0.dist-info/LICENSE",
         "sha256": hashlib.sha256(b"text").hexdigest(),
     }
     assert set(receipt(run(tmp_path, path, declared={"k": good}))) == {"k/a.so"}
-    with pytest.raises(LayerError, match="is not the licence that was declared MIT"):
+    with pytest.raises(LayerError, match="is not the text declared MIT"):
         run(tmp_path, path, declared={"k": {**good, "sha256": "0" * 64}})
     with pytest.raises(LayerError, match="has no gone"):
         run(tmp_path, path, declared={"gone": good})
-    named = wheel(tmp_path, "n", {"n-1.0.dist-info/LICENSE": b"text"}, EULA)
-    with pytest.raises(LayerError, match="METADATA names LicenseRef-NVIDIA-Proprietary"):
-        run(tmp_path, named, declared={"n": good})
+    named = wheel(tmp_path, "n", {"n/a.so": LIB, "n-1.0.dist-info/LICENSE": b"text"}, EULA)
+    file = "n-1.0.dist-info/LICENSE"
+    with pytest.raises(LayerError, match="names LicenseRef-NVIDIA-Proprietary, not nothing exact"):
+        run(tmp_path, named, declared={"n": {**good, "file": file}})
+    instead = {**good, "file": file, "instead_of": "LicenseRef-NVIDIA-Proprietary"}
+    assert set(receipt(run(tmp_path, named, declared={"n": instead}))) == {"n/a.so"}
+    with pytest.raises(LayerError, match="names nothing exact, not LicenseRef"):
+        run(tmp_path, path, declared={"k": {**instead, "file": good["file"]}})
 
 
 def test_cubins_are_left_out_whole_or_stay(tmp_path):
