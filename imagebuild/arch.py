@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from imagebuild.diagnostics import Refused, closest
+from imagebuild.layer import gpucode
+from imagebuild.layer.gpucode import Code, Kind, Suffix
 from imagebuild.yamlfile import load
 
-Kind = Literal["elf", "ptx", "other"]
-Suffix = Literal["", "a", "f"]
 Match = Literal["native", "compatible", "ptx", "none"]
 
 TABLE = Path(__file__).resolve().parent.parent / "images" / "archs.yaml"
@@ -160,34 +159,9 @@ def _arch_of_product(text: str) -> str | None:
 # --- what loads where -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Code:
-    """One piece of GPU code: a cubin (elf), PTX, or another kind that a driver may use.
-
-    `arch` is the number it was compiled for, `suffix` whether for that arch only (a) or for its
-    family (f).
-    """
-
-    kind: Kind
-    arch: int
-    suffix: Suffix = ""
-
-
 def loadable(code: Code, gpu: GpuArch) -> bool:
-    """Whether a driver could load `code` on `gpu` under any setting; what is not may be removed.
-
-    A cubin runs within its major version, from its minor version up; f likewise (a family has
-    one major version); a on its own arch only. Plain PTX runs by JIT on every later arch, f and a
-    like cubins. Of other kinds nothing is known, so they always count as loadable.
-    Source: CUDA C++ Programming Guide, Binary Compatibility and PTX Compatibility.
-    """
-    if code.kind == "other":
-        return True
-    if code.suffix == "a":
-        return code.arch == gpu.number
-    if code.kind == "ptx" and code.suffix == "":
-        return code.arch <= gpu.number
-    return code.arch // 10 == gpu.number // 10 and code.arch <= gpu.number
+    """Whether a driver could load `code` on `gpu` under any setting; what is not may be removed."""
+    return gpucode.loadable(code, gpu.number)
 
 
 def match(code: Code, gpu: GpuArch) -> Match:
@@ -211,3 +185,18 @@ def match(code: Code, gpu: GpuArch) -> Match:
 
 def _embedded(number: int) -> bool:
     return number in _table().embedded or any(a.embedded for a in archs() if a.number == number)
+
+
+__all__ = [
+    "Code",
+    "GpuArch",
+    "Kind",
+    "Match",
+    "Suffix",
+    "arch_of_capability",
+    "archs",
+    "loadable",
+    "match",
+    "min_driver",
+    "parse_arch",
+]

@@ -13,10 +13,12 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from imagebuild import __version__
 from imagebuild.catalog import arch_names, project_root
+from imagebuild.command_audit import audit
 from imagebuild.command_build import build, fetch, gc, unpack
 from imagebuild.command_models import models
 from imagebuild.command_patches import patches
 from imagebuild.command_plan import lock, plan, render
+from imagebuild.command_slim import slim
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.layer.entries import LayerError
 
@@ -62,7 +64,7 @@ def completion(shell: str) -> None:
     click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
-for command in (build, fetch, gc, lock, models, patches, plan, render, unpack):
+for command in (audit, build, fetch, gc, lock, models, patches, plan, render, slim, unpack):
     cli.add_command(command)
 
 

@@ -31,11 +31,13 @@ from imagebuild.options import (
     network_options,
     output_options,
     print_result,
+    slim_option,
 )
 from imagebuild.outputs import Wanted, check_wanted, deliver
 from imagebuild.overlaps import check_overlaps
 from imagebuild.patchcheck import check_patches, patched_wheels
 from imagebuild.plan import Plan
+from imagebuild.plan_audit import audit_plan, require_policy
 from imagebuild.plugin import is_local, place_plugins
 from imagebuild.progress import open_progress, size_text
 from imagebuild.render import write_dockerfile
@@ -144,6 +146,7 @@ class BuildOptions:
     push: str | None
     load: bool
     mount_from: str | None
+    no_slim: bool
     settings: Settings
     as_json: bool
     verbose: int
@@ -170,6 +173,7 @@ def _fetched(
         return store.path(artifact.sha256)
 
     check_overlaps(plan, locate)
+    require_policy(audit_plan(plan, images_dir(), locate, settings.cache_dir, report))
     report(f"fetched and checked in {_seconds(start)}")
     return locate
 
@@ -284,13 +288,14 @@ def _choose_engine(options: BuildOptions, report: Reporter) -> DockerEngine | Oc
 @click.option("--push", help="oci: HOST[:PORT]/REPOSITORY[:TAG] to push to.")
 @click.option("--mount-from", help="oci: repository of that registry that may have layers already.")
 @click.option("--load", is_flag=True, help="oci: load into the Docker Engine.")
+@slim_option
 @network_options
 @output_options
 def build(**given: Any) -> None:
     """Fetch, build and check the image of one arch; print its digest."""
     options = BuildOptions(**given)
     report = Reporter(options.quiet)
-    plan = resolve(images_dir(), options.arch)
+    plan = resolve(images_dir(), options.arch, slim=not options.no_slim)
     if options.dry_run:
         _dry_run(plan, options)
         return

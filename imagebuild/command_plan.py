@@ -18,6 +18,7 @@ from imagebuild.options import (
     network_options,
     output_options,
     print_result,
+    slim_option,
 )
 from imagebuild.plan import Plan, to_json
 from imagebuild.render import write_dockerfile
@@ -47,10 +48,11 @@ def summary(plan: Plan) -> str:
 
 @click.command()
 @arch_option
+@slim_option
 @output_options
-def plan(arch: str, as_json: bool, verbose: int, quiet: bool) -> None:
+def plan(arch: str, no_slim: bool, as_json: bool, verbose: int, quiet: bool) -> None:
     """Print what the image of one arch is made from."""
-    found = resolve(images_dir(), arch)
+    found = resolve(images_dir(), arch, slim=not no_slim)
     value = {"digest": found.digest, "reference": found.reference, **to_json(found)}
     print_result(as_json, value, summary(found))
 

@@ -11,6 +11,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from imagebuild import process
 from imagebuild.buildkit import StepLog
 from imagebuild.cache import check_space
 from imagebuild.engine import Image, Report
+from imagebuild.engine_docker_files import image_tar
 from imagebuild.errors import BuildError, ImageBuildError, PreconditionError
 from imagebuild.plan import LABEL_PREFIX, Plan
 
@@ -120,6 +122,10 @@ class DockerEngine:
         if image is None:
             raise BuildError(f"docker built {plan.reference} but does not have it with label {plan.digest}")
         return image
+
+    def files(self, reference: str) -> AbstractContextManager[IO[bytes]]:
+        """Open the tar stream of an image's files. Raises PreconditionError if it is not there."""
+        return image_tar(self._client(), reference)
 
 
 def qualified_name(reference: str) -> str:

@@ -179,7 +179,13 @@ class Patches(Model):
     patches: Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
-TransformItem = Annotated[CudaHome | Symlinks | Patches | Bytecompile, Field(discriminator="kind")]
+class Slim(Model):
+    """Leave out what this image's GPU can never load, by the stack's `slim` settings."""
+
+    kind: Literal["slim"]
+
+
+TransformItem = Annotated[CudaHome | Symlinks | Patches | Bytecompile | Slim, Field(discriminator="kind")]
 
 
 class LayerItem(Model):
@@ -210,6 +216,65 @@ class OrderItem(Model):
     before: Package
     after: Package
     reason: Reason
+
+
+class DeclaredLicence(Model):
+    """The licence of a package whose METADATA names none exactly: an SPDX id and the text it is by.
+
+    `file` is relative to site-packages; `sha256` pins its content. `instead_of` is what METADATA does
+    name, where the licence file that it points at says otherwise.
+    """
+
+    package: Package
+    licence: Line
+    instead_of: str = ""
+    file: Line
+    sha256: Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256 in hex")]
+    reason: Reason
+
+
+class BallastItem(Model):
+    """Files that are left out. `paths` are patterns relative to site-packages (* crosses folders).
+
+    `archs` limits it to some images (default: all). `named_by` maps a file that does name one of
+    them to the reason why that does not matter; the build refuses any other library that needs one.
+    """
+
+    package: Package
+    paths: Annotated[tuple[Line, ...], Field(min_length=1)]
+    archs: tuple[Annotated[str, AfterValidator(_arch)], ...] = ()
+    named_by: dict[Line, Reason] = {}
+    reason: Reason
+
+
+class UntouchedItem(Model):
+    """Files of others inside a wheel, which its licence does not cover: never edited."""
+
+    paths: Annotated[tuple[Line, ...], Field(min_length=1)]
+    reason: Reason
+
+
+class SlimSettings(Model):
+    """What `slim` may change and leave out. `licences` maps an SPDX id to why it allows editing."""
+
+    licences: dict[Line, Reason]
+    declared: tuple[DeclaredLicence, ...] = ()
+    untouched: tuple[UntouchedItem, ...] = ()
+    ballast: tuple[BallastItem, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> SlimSettings:
+        names = [item.package for item in self.declared]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise Refused(f"{name} is declared twice", at=("declared", index, "package"))
+        paths: set[str] = set()
+        for index, item in enumerate(self.ballast):
+            for number, path in enumerate(item.paths):
+                if path in paths:
+                    raise Refused(f"{path} is there twice", at=("ballast", index, "paths", number))
+                paths.add(path)
+        return self
 
 
 class FileItem(Model):
@@ -251,6 +316,7 @@ class StackManifest(Model):
     prefix: AbsolutePath
     layers: Annotated[tuple[LayerItem, ...], Field(min_length=1)]
     order: tuple[OrderItem, ...] = ()
+    slim: SlimSettings | None = None
     files: tuple[FileItem, ...] = ()
     env: Env = {}
     runtime: Runtime
@@ -281,6 +347,15 @@ class StackManifest(Model):
                 patterns[pattern] = layer.name
         if "*" not in patterns:
             raise Refused('one layer must take the rest: packages: ["*"]', at=("layers",))
+        return self
+
+    @model_validator(mode="after")
+    def _slim_settings(self) -> StackManifest:
+        for index, layer in enumerate(self.layers):
+            for number, item in enumerate(layer.transforms):
+                if isinstance(item, Slim) and self.slim is None:
+                    at = ("layers", index, "transforms", number)
+                    raise Refused("a slim transform needs the stack's `slim` settings", at=at)
         return self
 
     @model_validator(mode="after")

@@ -82,7 +82,8 @@ def make_layer(job: Job) -> Blob:
     layer = layer_from_json((job.inputs / "layer.json").read_text(encoding="utf-8"))
     base = tar_entries(job.base_tar)
     python = job.python
-    context = Context(context_files(layer, job.inputs), job.threads, python.compile, python.cache_tag)
+    files = context_files(layer, job.inputs)
+    context = Context(files, job.threads, python.compile, python.cache_tag, job.folder)
     scheme = Scheme(job.prefix.lstrip("/"), python.python)
     is_base = any(artifact.kind == "deb" for artifact in layer.artifacts)
     entries = layer_entries(layer, job.inputs, scheme, context, base if is_base else [])

@@ -53,6 +53,12 @@ def arch_option(function: F) -> F:
     return click.option("--arch", required=True, help=text, shell_complete=_complete_arch)(function)
 
 
+def slim_option(function: F) -> F:
+    """Add --no-slim."""
+    text = "Leave every file as its wheel shipped it: another plan, larger image."
+    return click.option("--no-slim", is_flag=True, help=text)(function)
+
+
 def output_options(function: F) -> F:
     """Add --json, -v and -q; sets up logging before the command runs."""
 
@@ -114,4 +120,5 @@ __all__ = [
     "network_options",
     "output_options",
     "print_result",
+    "slim_option",
 ]

@@ -18,6 +18,7 @@ from imagebuild.files import write_text
 from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
 from imagebuild.models.source import ModelSource
+from imagebuild.policy import PolicyManifest
 
 _WIDTH = 100
 _MODELS: dict[str, type[BaseModel]] = {
@@ -27,6 +28,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "tools": ToolsManifest,
     "model": ModelSource,
     "patch": PatchManifest,
+    "policy": PolicyManifest,
 }
 _HEAD = """\
 # Command reference

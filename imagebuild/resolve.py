@@ -19,19 +19,22 @@ from imagebuild.diagnostics import Diagnostic, Diagnostics, Refused
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
 from imagebuild.lock import Lock, digest
-from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Patches, Symlinks
+from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Patches, Slim, Symlinks
 from imagebuild.plan import LABEL_PREFIX, SCHEMA, Config, Plan
 from imagebuild.resolve_patches import patch_labels, patch_transform, plugin_wheels
+from imagebuild.resolve_slim import check_slim, slim_labels, slim_transform, without_slim
 from imagebuild.toolbox import base_digest, code_digest
 
 
-def resolve(images: Path, arch_text: str) -> Plan:
-    """Return the Plan of one arch.
+def resolve(images: Path, arch_text: str, *, slim: bool = True) -> Plan:
+    """Return the Plan of one arch. Without `slim`, every file is as its wheel shipped it.
 
     Raises ManifestError (exit 2) for wrong manifests, all errors at once, and IntegrityError
     (exit 4) for a lock that is missing or was made from other inputs.
     """
     recipe = read_recipe(images, arch_text)
+    if not slim:
+        recipe = without_slim(recipe)
     _, tools_file = read_tools(images)
     base_lock, python_lock, tools_lock = (
         fresh_lock(f) for f in (recipe.base_lock, recipe.python_lock, tools_file)
@@ -97,6 +100,7 @@ def _check_names(recipe: Recipe, lock: Lock) -> None:
             if name not in versions:
                 message = f"{name} is not in the lock of {recipe.stack.name}"
                 problems.append(recipe.stack_at.diagnostic(("order", index, key), message))
+    problems += check_slim(recipe, lock)
     if recipe.stack.main not in versions:
         message = f"{recipe.stack.main} is not in the lock of {recipe.stack.name}"
         problems.append(recipe.stack_at.diagnostic(("main",), message))
@@ -207,7 +211,9 @@ def _layers(
         given = []
         for number, transform in enumerate(item.transforms):
             at = ("layers", index, "transforms", number)
-            if isinstance(transform, Patches):
+            if isinstance(transform, Slim):
+                given.append(slim_transform(recipe, item.name, ordered))
+            elif isinstance(transform, Patches):
                 site = names["site"].lstrip("/")
                 given.append(patch_transform(images, recipe, transform, item.name, ordered, site, at))
             else:
@@ -289,6 +295,7 @@ def _config(
         f"{LABEL_PREFIX}.cuda": recipe.stack.cuda,
         f"{LABEL_PREFIX}.lock.python": digest(lock.model_dump(mode="json")),
         **more_labels,
+        **slim_labels(recipe, LABEL_PREFIX),
     }
     for name in sorted({Requirement(pin).name for pin in recipe.stack.source.requirements}):
         labels[f"{LABEL_PREFIX}.version.{name}"] = versions[name]

@@ -74,3 +74,8 @@ def code_digest() -> str:
 def base_digest() -> str:
     """Return the sha256 of the code that unpacks the Debian base on the host."""
     return _digest(_closure("base"))
+
+
+def reader_digest() -> str:
+    """Return the sha256 of the code that reads GPU code, so that facts of another reader are not used."""
+    return _digest({**_closure("scan"), "gpufacts.py": (PACKAGE / "gpufacts.py").read_bytes()})

@@ -16,6 +16,7 @@ from imagebuild.layer.bytecode import compile_all, pyc_path
 from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, symlink_entry
 from imagebuild.layer.libcuda_stub import build_stub, declared_functions
 from imagebuild.layer.patchset import apply_ledger
+from imagebuild.layer.slim import slim
 from imagebuild.layer.spec import Transform
 
 
@@ -25,12 +26,14 @@ class Context:
 
     `compile` turns (source, image path) pairs into byte-code of the image's interpreter, whose
     PEP 3147 tag is `cache_tag`; by default that is the interpreter that runs this.
+    `scratch` is where large temporary files may lie; None: wherever the system puts them.
     """
 
     files: dict[str, Path]
     workers: int
     compile: Callable[[list[tuple[bytes, str]], int], list[bytes | None]] = compile_all
     cache_tag: str | None = None
+    scratch: Path | None = None
 
 
 def _venv(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:
@@ -117,6 +120,11 @@ def _embed(entries: list[Entry], transform: Transform, context: Context) -> list
     return [*entries, file_entry(transform.args["target"].lstrip("/"), content)]
 
 
+def _slim(entries: list[Entry], transform: Transform, context: Context) -> list[Entry]:
+    """Leave out what the GPU can never load. Args: see slim.Rule."""
+    return slim(entries, transform, context.workers, context.scratch)
+
+
 TRANSFORMS: dict[str, Callable[[list[Entry], Transform, Context], list[Entry]]] = {
     "venv": _venv,
     "symlinks": _symlinks,
@@ -125,6 +133,7 @@ TRANSFORMS: dict[str, Callable[[list[Entry], Transform, Context], list[Entry]]] 
     "patch": _patch,
     "bytecompile": _bytecompile,
     "embed": _embed,
+    "slim": _slim,
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 import testinfra
 
 from imagebuild.catalog import project_root
+from imagebuild.plan import LABEL_PREFIX
 from imagebuild.resolve import resolve
 
 PROBES = Path(__file__).parent / "probes"
@@ -46,8 +47,9 @@ def docker():
 
 
 @pytest.fixture(scope="session")
-def plan(pytestconfig):
-    return resolve(project_root() / "images", pytestconfig.getoption("--arch"))
+def plan(pytestconfig, config):
+    slim = config["Config"]["Labels"].get(f"{LABEL_PREFIX}.slim") != "none"
+    return resolve(project_root() / "images", pytestconfig.getoption("--arch"), slim=slim)
 
 
 @pytest.fixture(scope="session")

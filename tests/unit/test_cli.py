@@ -63,7 +63,7 @@ def test_wrong_usage_is_exit_2_and_says_what_is_allowed(capsys, arguments, messa
     [(CheckFailed, 1), (ManifestError, 2), (PreconditionError, 3), (IntegrityError, 4), (BuildError, 5)],
 )
 def test_each_kind_of_error_has_its_exit_code(monkeypatch, capsys, error, code):
-    def fail(*_):
+    def fail(*_, **__):
         raise error("what happened", hint="do this")
 
     monkeypatch.setattr("imagebuild.command_plan.resolve", fail)
@@ -72,7 +72,7 @@ def test_each_kind_of_error_has_its_exit_code(monkeypatch, capsys, error, code):
 
 
 def test_an_interrupt_is_130(monkeypatch, capsys):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("imagebuild.command_plan.resolve", interrupt)
@@ -81,7 +81,7 @@ def test_an_interrupt_is_130(monkeypatch, capsys):
 
 
 def test_a_full_disk_is_a_precondition(monkeypatch, capsys):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device", "/cache/x")
 
     monkeypatch.setattr("imagebuild.command_plan.resolve", full)
