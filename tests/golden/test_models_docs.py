@@ -20,8 +20,8 @@ DOC = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 BEGIN, END = "<!-- plan: begin -->", "<!-- plan: end -->"
 COMMANDS = [
     line.partition("#")[0].strip()
-    for name in ("models.md", "readme-models.md")
-    for line in (ROOT / "docs" / name).read_text(encoding="utf-8").splitlines()
+    for name in ("docs/models.md", "README.md")
+    for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
     if line.startswith(("    python build.py models", "    ./scripts/prefetch"))
 ]
 

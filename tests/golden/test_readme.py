@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every `python build.py` line of the documents is a command line that the program takes."""
+
+import shlex
+
+import click
+import pytest
+
+from imagebuild.catalog import project_root
+from imagebuild.cli import cli
+
+ROOT = project_root().resolve()
+LINES = sorted(
+    {
+        line.partition("#")[0].strip()
+        for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("    python build.py ")
+    }
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_documented_command_is_understood(line):
+    command: click.Command = cli
+    words = shlex.split(line)[2:]
+    if words[0].startswith("-"):
+        words = ["build", *words]
+    while isinstance(command, click.Group):
+        command = command.commands[words.pop(0)]
+    folder = [str(ROOT) if word.startswith("/data") or word in {"DIR", "EXPORT"} else word for word in words]
+    with command.make_context("x", folder) as context:
+        assert not context.args
