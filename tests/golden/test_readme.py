@@ -28,6 +28,9 @@ def test_documented_command_is_understood(line):
         words = ["build", *words]
     while isinstance(command, click.Group):
         command = command.commands[words.pop(0)]
-    folder = [str(ROOT) if word.startswith("/data") or word in {"DIR", "EXPORT"} else word for word in words]
+    folder = [
+        str(ROOT) if word.startswith(("/data", "/tmp")) or word in {"DIR", "EXPORT"} else word
+        for word in words
+    ]
     with command.make_context("x", folder) as context:
         assert not context.args
