@@ -4,7 +4,7 @@
 usage: python -m benchmarks.size --arch sm_103 [--arch …] [--gzip] [--json]
 
 Makes every layer's canonical tar from the fetched wheels, without an engine, and compresses it with
-zstd -3 (what a layer of ours is) and on request gzip -6 (what `docker push` makes of it). Sizes are
+zstd (as a layer of the embedded engine) and on request gzip -6 (what `docker push` makes of it). Sizes are
 MB of 10^6 bytes. Needs the fetched files (`build.py fetch`), about 4 GB of disk and two minutes
 a plan on two cores.
 """
@@ -34,6 +34,7 @@ from imagebuild.layer.spec import Artifact
 from imagebuild.layer.tarball import write_tar
 from imagebuild.layer.transforms import Context
 from imagebuild.layer.wheel import Scheme
+from imagebuild.oci_blob import ZSTD_LEVEL
 from imagebuild.plan import Plan
 from imagebuild.resolve import resolve
 from imagebuild.settings import load_settings
@@ -44,7 +45,7 @@ class Gauge(io.RawIOBase):
 
     def __init__(self, gzip: bool) -> None:
         self.plain = self.zstd = self.gzip = 0
-        self._zstd = zstandard.ZstdCompressor(level=3, threads=2).compressobj()
+        self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL, threads=2).compressobj()
         self._gzip = zlib.compressobj(6, zlib.DEFLATED, 31) if gzip else None
 
     def writable(self) -> bool:

@@ -22,7 +22,8 @@ MEDIA_TYPES: dict[Compression, str] = {
     "zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
     "gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
 }
-ZSTD_LEVEL = 3
+# Level 6 makes the sm_103 image 4 % smaller than level 3 for 14 s more on two cores (benchmarks/size.py).
+ZSTD_LEVEL = 6
 GZIP_LEVEL = 6
 _GZIP_WBITS = 31  # deflate in a gzip frame whose header has no time and no name (zlib manual)
 
