@@ -61,13 +61,15 @@ def compare(orig: dict[str, Any], again: dict[str, Any], other: dict[str, Any]) 
     """Compare a variant with the original, whose second run tells which results do not repeat.
 
     "different" are the names that matter: another result where the original repeats itself, an
-    error where it has none, or sums apart.
+    error where it has none, or sums apart where the original's own runs are near each other.
+    "not judged" are the names whose original runs are apart themselves.
     """
     found: dict[str, Any] = {
         "identical": 0,
         "fail alike": 0,
         "not repeatable": 0,
         "not run": 0,
+        "not judged": [],
         "different": [],
     }
     for name, a in orig.items():
@@ -82,6 +84,8 @@ def compare(orig: dict[str, Any], again: dict[str, Any], other: dict[str, Any]) 
             found["identical"] += 1
         elif a["hash"] != again.get(name, a).get("hash") and _near(a["sums"], b["sums"]):
             found["not repeatable"] += 1
+        elif not _near(a["sums"], again.get(name, a).get("sums", [])):
+            found["not judged"].append(name)
         else:
             found["different"].append(f"{name}: sums {a['sums'][:2]} / {b['sums'][:2]}")
     return found
