@@ -36,7 +36,7 @@ from imagebuild.options import (
 from imagebuild.outputs import Wanted, check_wanted, deliver
 from imagebuild.overlaps import check_overlaps
 from imagebuild.patchcheck import check_patches, patched_wheels
-from imagebuild.plan import Plan
+from imagebuild.plan import LABEL_PREFIX, Plan
 from imagebuild.plan_audit import audit_plan, require_policy
 from imagebuild.plugin import is_local, place_plugins
 from imagebuild.progress import open_progress, size_text
@@ -300,6 +300,8 @@ def build(**given: Any) -> None:
         _dry_run(plan, options)
         return
     report(f"plan {plan.digest[:12]}: {plan.reference}")
+    if plan.labels.get(f"{LABEL_PREFIX}.redistributable") == "no":
+        report("warning: it edits files whose licence does not allow passing it on (slim.licences): keep it")
     engine = _choose_engine(options, report) if options.reaches("build") else None
     value: dict[str, Any] = {"reference": plan.reference, "plan": plan.digest, "arch": plan.arch}
     text = plan.digest

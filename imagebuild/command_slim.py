@@ -61,6 +61,8 @@ def verify(original: Path, edited: Path, gpu: int) -> dict[str, Proof | None]:
 
     Raises CheckFailed naming the first file that differs in more than it may.
     """
+    if not edited.exists():
+        raise ManifestError(f"{edited}: no such file or folder")
     found: dict[str, Proof | None] = {}
     for name, first, second in _pairs(original, edited):
         if _equal(first, second):
@@ -78,7 +80,7 @@ def verify(original: Path, edited: Path, gpu: int) -> dict[str, Proof | None]:
 
 @click.command()
 @arch_option
-@click.argument("original", type=click.Path(exists=True, path_type=Path))
+@click.argument("original", type=click.Path(path_type=Path))
 @click.argument("edited", type=click.Path(path_type=Path))
 @click.option("--verify", "only_verify", is_flag=True, help="Write nothing; prove EDITED against ORIGINAL.")
 @click.option("--no-compact", is_flag=True, help="Blank only; leave the file's size as it is.")
@@ -99,6 +101,8 @@ def slim(
     every file there must be byte-identical or proven to differ in blank payloads only.
     """
     gpu = parse_arch(arch).number
+    if not original.exists():
+        raise ManifestError(f"{original}: no such file or folder")
     if not only_verify:
         if not original.is_file():
             raise ManifestError(f"{original}: is not a file", hint="give one shared object, or --verify")

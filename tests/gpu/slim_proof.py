@@ -84,9 +84,9 @@ def memory() -> dict[str, Any]:
     """What this process occupies: MiB resident, mapped regions, its libraries (not the driver's, in /usr)."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     maps = Path("/proc/self/maps").read_text().splitlines()
-    libraries = {
-        line.split()[-1] for line in maps if ".so" in line and ("/torch/" in line or "/nvidia/" in line)
-    }
+    paths = {line.split()[-1] for line in maps if ".so" in line}
+    # The driver's own, in /usr, come from the host.
+    libraries = {p for p in paths if not p.startswith("/usr/") and ("/torch/" in p or "/nvidia/" in p)}
     resident = {key: int(status[key].split()[0]) // 1024 for key in ("VmRSS", "RssAnon", "RssFile")}
     return {**resident, "regions": len(maps), "libraries": sorted(libraries)}
 

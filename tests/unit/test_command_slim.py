@@ -77,6 +77,8 @@ def test_what_cannot_be_slimmed(tmp_path, original, capsys):
     assert slim(text, tmp_path / "out") == 0
     assert "the GPU could load all of it" in capsys.readouterr().out
     assert slim(tmp_path, tmp_path / "out") == 2
+    assert slim(tmp_path / "gone", tmp_path / "out") == 2
+    assert slim(original, tmp_path / "gone", "--verify") == 2
     original.write_bytes(LIB[:6000])
     assert slim(original, tmp_path / "out") == 2
     assert "lib.so: " in capsys.readouterr().err

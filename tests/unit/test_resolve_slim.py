@@ -95,6 +95,16 @@ def test_slim_without_settings_is_refused(images):
         resolve(images, "sm_103")
 
 
+def test_a_build_of_a_widened_rule_warns(images, monkeypatch, capsys):
+    edit_stack(
+        images, "  declared:\n",
+        "    LicenseRef-NVIDIA-Proprietary: our contract with NVIDIA allows it\n  declared:\n",
+    )  # fmt: skip
+    monkeypatch.setattr("imagebuild.command_build.images_dir", lambda: images)
+    assert run(["--arch", "sm_103", "--stop-after", "plan"]) == 0
+    assert "licence does not allow passing it on" in capsys.readouterr().err
+
+
 def test_the_command_line_offers_both(capsys):
     digests = []
     for options in ([], ["--no-slim"]):
