@@ -15,6 +15,9 @@ from types import CodeType
 
 _UNCHECKED_HASH = 0b01
 _CHUNK = 32
+# CPython has one object for each string of one Latin-1 character and one for the empty string, and
+# marshal writes whether a string is interned: for these, whether anything before has interned them.
+_INTERNED = tuple(sys.intern(text) for text in ("", *map(chr, range(256))))
 
 
 def pyc_path(source: str, cache_tag: str | None = None) -> str:
