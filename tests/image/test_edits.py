@@ -4,7 +4,17 @@
 import pytest
 
 # Top folders of wheels under an open-source licence (NCCL among NVIDIA's): only these may be edited.
-EDITABLE = {"torch", "torchvision", "torchaudio", "torchao", "sglang-kernel", "tokenspeed-mla", "nvidia"}
+# sglang by the patch ledger, the others by slimming.
+EDITABLE = {
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "torchao",
+    "sglang-kernel",
+    "tokenspeed-mla",
+    "nvidia",
+    "sglang",
+}
 
 
 @pytest.fixture(scope="module")
