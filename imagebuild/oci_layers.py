@@ -142,6 +142,7 @@ def build_layers(
     Raises LayerError, BuildError or OSError as making a layer does; no half blob is left.
     """
     blobs, records = cache / "blobs", cache / "layers"
+    blobs.mkdir(parents=True, exist_ok=True)
     records.mkdir(parents=True, exist_ok=True)
     keys = {layer.name: layer_key(plan, layer, compression) for layer in plan.layers}
     made: dict[str, Blob] = {}
