@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real image, built by both engines: the same files, and from the embedded one the same digest again.
 
-Takes about six minutes and is not part of CI yet; tests/engine/test_oci_build.py compares a small project there:
+Takes about six minutes and is not part of CI yet; tests/engine/test_oci_build.py does a small project:
 
     IMAGEBUILD_TEST_IMAGE=REF IMAGEBUILD_TEST_ARCH=sm_120 python -m pytest tests/equivalence
 """
