@@ -186,8 +186,8 @@ def _send(handler: BaseHTTPRequestHandler, request: Request, kind: str, whole: b
     with contextlib.suppress(OSError):
         for at in range(0, min(len(body), limit), step):
             piece = body[at : min(at + step, limit)]
+            request.sent += len(piece)  # before the client can have it, so that a test never sees less
             handler.wfile.write(piece)
-            request.sent += len(piece)
             if fault.rate:
                 time.sleep(len(piece) / fault.rate)
     if limit < len(body):
