@@ -63,3 +63,12 @@ def add_patch(images: Path, name: str, before: str, after: str, **changed: str) 
     wanted = next(line for line in after.splitlines() if line not in before.splitlines())
     (folder / "probe.py").write_text(PROBE.format(wanted=wanted))
     return folder
+
+
+def two_patches(folder, first, second):
+    """Return an images/ folder whose stack lists two patches of one file: BEFORE to first to second."""
+    found = make_images(folder)
+    add_patch(found, "one", BEFORE, first)
+    add_patch(found, "two", first, second)
+    list_patches(found, "one", "two")
+    return found

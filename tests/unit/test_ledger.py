@@ -16,7 +16,7 @@ from imagebuild.lock import digest
 from imagebuild.manifest import Patches
 from imagebuild.patch_tree import ordered_ids, stack_patches
 from imagebuild.resolve import resolve
-from tests.ledgers import BEFORE, IMAGES, PATH, STACK, add_patch, list_patches, make_images
+from tests.ledgers import BEFORE, IMAGES, PATH, STACK, add_patch, list_patches, two_patches
 
 FIRST = BEFORE.replace("line 5\n", "line five\n")
 SECOND = FIRST.replace("line 9\n", "line nine\n")
@@ -24,11 +24,7 @@ SECOND = FIRST.replace("line 9\n", "line nine\n")
 
 @pytest.fixture
 def images(tmp_path):
-    found = make_images(tmp_path)
-    add_patch(found, "one", BEFORE, FIRST)
-    add_patch(found, "two", FIRST, SECOND)
-    list_patches(found, "one", "two")
-    return found
+    return two_patches(tmp_path, FIRST, SECOND)
 
 
 def ledger(plan):

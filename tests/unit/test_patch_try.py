@@ -11,7 +11,7 @@ from imagebuild.layer.spec import Artifact
 from imagebuild.patch_probe import check_stack
 from imagebuild.patch_tree import stack_patches, write_patch
 from imagebuild.patch_try import try_stack
-from tests.ledgers import BEFORE, PATH, STACK, add_patch, list_patches, make_images
+from tests.ledgers import BEFORE, PATH, STACK, add_patch, list_patches, two_patches
 from tests.unit.test_plugin import YAML, make_plugin
 from tests.unit.test_wheel import BASIC, make_wheel
 
@@ -22,11 +22,7 @@ SECOND = FIRST.replace("line 9\n", "line nine\n")
 
 @pytest.fixture
 def images(tmp_path):
-    found = make_images(tmp_path)
-    add_patch(found, "one", BEFORE, FIRST)
-    add_patch(found, "two", FIRST, SECOND)
-    list_patches(found, "one", "two")
-    return found
+    return two_patches(tmp_path, FIRST, SECOND)
 
 
 def wheel(folder, text, path=PATH):

@@ -15,7 +15,7 @@ from imagebuild.layer.transforms import Context, apply
 from imagebuild.layer.wheel import Scheme, wheel_entries
 from imagebuild.patchcheck import check_patches, patched_wheels
 from imagebuild.resolve import resolve
-from tests.ledgers import BEFORE, PATH, add_patch, list_patches, make_images
+from tests.ledgers import BEFORE, PATH, add_patch, list_patches, two_patches
 from tests.unit.test_wheel import BASIC, make_wheel
 
 SITE = "opt/venv/lib/python3.11/site-packages"
@@ -25,11 +25,7 @@ SECOND = FIRST.replace("line 9\n", "line = 9\n")
 
 @pytest.fixture
 def images(tmp_path):
-    found = make_images(tmp_path)
-    add_patch(found, "one", BEFORE, FIRST)
-    add_patch(found, "two", FIRST, SECOND)
-    list_patches(found, "one", "two")
-    return found
+    return two_patches(tmp_path, FIRST, SECOND)
 
 
 @pytest.fixture
