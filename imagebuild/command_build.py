@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from imagebuild import process
+from imagebuild import dotenv, process
 from imagebuild.cache import Store
 from imagebuild.catalog import arch_names, project_root
 from imagebuild.context import remove_contexts, write_contexts
@@ -312,6 +312,10 @@ def build(**given: Any) -> None:
         elif engine is not None:
             image, done = _oci_image(plan, engine, options, made)
         if engine is not None:
+            local = options.load or isinstance(engine, DockerEngine)
+            ready = image.reference if local else done.get("pushed")
+            if ready is not None and options.reaches("check"):
+                report(dotenv.note_image(project_root(), plan.arch, ready))
             value |= {"engine": engine.name, **asdict(image), **done}
             text = image.digest
         elif options.reaches("context"):
