@@ -15,6 +15,7 @@ from imagebuild import __version__
 from imagebuild.catalog import arch_names, project_root
 from imagebuild.command_audit import audit
 from imagebuild.command_build import build, fetch, gc, unpack
+from imagebuild.command_compose import compose
 from imagebuild.command_models import models
 from imagebuild.command_patches import patches
 from imagebuild.command_plan import lock, plan, render
@@ -64,7 +65,7 @@ def completion(shell: str) -> None:
     click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
-for command in (audit, build, fetch, gc, lock, models, patches, plan, render, slim, unpack):
+for command in (audit, build, compose, fetch, gc, lock, models, patches, plan, render, slim, unpack):
     cli.add_command(command)
 
 

@@ -19,6 +19,7 @@ from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
 from imagebuild.models.source import ModelSource
 from imagebuild.policy import PolicyManifest
+from imagebuild.serving.recipe import RecipeFile
 
 _WIDTH = 100
 _MODELS: dict[str, type[BaseModel]] = {
@@ -29,6 +30,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "model": ModelSource,
     "patch": PatchManifest,
     "policy": PolicyManifest,
+    "recipe": RecipeFile,
 }
 _HEAD = """\
 # Command reference

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from imagebuild.errors import ManifestError
 from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
+from imagebuild.serving.recipe import RecipeFile
 from imagebuild.yamlfile import load
 
 CASES = Path(__file__).parent / "cases"
@@ -25,6 +26,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "base": BaseManifest,
     "image": ImageManifest,
     "patch": PatchManifest,
+    "recipe": RecipeFile,
     "stack": StackManifest,
     "tools": ToolsManifest,
 }
