@@ -315,7 +315,7 @@ def build(**given: Any) -> None:
             local = options.load or isinstance(engine, DockerEngine)
             ready = image.reference if local else done.get("pushed")
             if ready is not None and options.reaches("check"):
-                report(dotenv.note_image(project_root(), plan.arch, ready))
+                report(dotenv.note_image(project_root(), plan.arch, ready, plan.digest[:16]))
             value |= {"engine": engine.name, **asdict(image), **done}
             text = image.digest
         elif options.reaches("context"):

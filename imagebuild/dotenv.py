@@ -23,8 +23,9 @@ from imagebuild.files import write_text
 NAME = ".env"
 ARCH = "IMAGEBUILD_ARCH"
 MODELS_DIR = "IMAGEBUILD_MODELS_DIR"
-_IMAGE = "IMAGEBUILD_IMAGE_"
-_OURS = re.compile(rf"{ARCH}|{MODELS_DIR}|{_IMAGE}SM_[0-9]{{2,3}}")
+GPU_DRIVER = "IMAGEBUILD_GPU_DRIVER"
+_IMAGE, _PLAN = "IMAGEBUILD_IMAGE_", "IMAGEBUILD_PLAN_"
+_OURS = re.compile(rf"{ARCH}|{MODELS_DIR}|{GPU_DRIVER}|({_IMAGE}|{_PLAN})SM_[0-9]{{2,3}}")
 _HEAD = re.compile(r"[ \t]*(?P<export>export[ \t]+)?(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)[ \t]*[=:][ \t]*")
 _QUOTED = {mark: re.compile(rf"{mark}((?:[^{mark}\\]|\\.)*){mark}", re.DOTALL) for mark in "'\""}
 _BARE = re.compile(r"(.*?)(?=[ \t]+#|[ \t\r]*$)", re.MULTILINE)
@@ -45,6 +46,11 @@ class _Part:
 def image_key(arch: str) -> str:
     """Return the variable that holds the image of an arch: IMAGEBUILD_IMAGE_SM_103 for sm_103."""
     return _IMAGE + arch.upper()
+
+
+def plan_key(arch: str) -> str:
+    """Return the variable that holds the plan of an arch's image, which names the image's cache volume."""
+    return _PLAN + arch.upper()
 
 
 def read(path: Path) -> dict[str, str]:
@@ -75,12 +81,12 @@ def update(path: Path, values: Mapping[str, str]) -> bool:
         return True
 
 
-def note_image(root: Path, arch: str, reference: str) -> str:
-    """Tell Compose about an image that is ready to run; the first image also decides the arch.
+def note_image(root: Path, arch: str, reference: str, plan: str) -> str:
+    """Tell Compose about an image that is ready to run and its plan; the first image also decides the arch.
 
     Return a line for the user. A file that cannot be changed is left alone: the image is good without it.
     """
-    path, values = root / NAME, {image_key(arch): reference}
+    path, values = root / NAME, {image_key(arch): reference, plan_key(arch): plan}
     try:
         if not read(path).get(ARCH):
             values[ARCH] = arch
@@ -93,7 +99,8 @@ def note_image(root: Path, arch: str, reference: str) -> str:
 
 def _assignment(key: str, value: str) -> str:
     if not _OURS.fullmatch(key):
-        raise Refused(f'"{key}" is no variable of ours', allowed=[ARCH, MODELS_DIR, f"{_IMAGE}SM_<number>"])
+        allowed = [ARCH, MODELS_DIR, GPU_DRIVER, f"{_IMAGE}SM_<number>", f"{_PLAN}SM_<number>"]
+        raise Refused(f'"{key}" is no variable of ours', allowed=allowed)
     if not value or not value.isprintable() or "\\" in value:
         why = "it is empty or has a control character or a backslash"
         raise Refused(f"{key}: {value!r} cannot be kept in {NAME}: {why}")

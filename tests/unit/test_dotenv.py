@@ -123,18 +123,20 @@ def test_writers_at_the_same_time_lose_nothing(path):
 
 
 def test_the_first_image_decides_the_arch(tmp_path):
-    first = dotenv.note_image(tmp_path, "sm_120", "k26:a")
-    assert first.endswith(".env: IMAGEBUILD_IMAGE_SM_120=k26:a, IMAGEBUILD_ARCH=sm_120")
-    dotenv.note_image(tmp_path, "sm_103", "k26:b")
-    assert dotenv.note_image(tmp_path, "sm_103", "k26:b").endswith("(as before)")
+    first = dotenv.note_image(tmp_path, "sm_120", "k26:a", "1f")
+    said = "IMAGEBUILD_IMAGE_SM_120=k26:a, IMAGEBUILD_PLAN_SM_120=1f, IMAGEBUILD_ARCH=sm_120"
+    assert first == f"{tmp_path}/.env: {said}"
+    dotenv.note_image(tmp_path, "sm_103", "k26:b", "2f")
+    assert dotenv.note_image(tmp_path, "sm_103", "k26:b", "2f").endswith("(as before)")
     assert dotenv.read(tmp_path / ".env") == {
-        "IMAGEBUILD_IMAGE_SM_120": "k26:a", "IMAGEBUILD_ARCH": "sm_120", "IMAGEBUILD_IMAGE_SM_103": "k26:b",
+        "IMAGEBUILD_IMAGE_SM_120": "k26:a", "IMAGEBUILD_PLAN_SM_120": "1f", "IMAGEBUILD_ARCH": "sm_120",
+        "IMAGEBUILD_IMAGE_SM_103": "k26:b", "IMAGEBUILD_PLAN_SM_103": "2f",
     }  # fmt: skip
 
 
 def test_an_image_is_good_without_the_file(tmp_path):
     (tmp_path / ".env").write_text("A='x\n")
-    line = dotenv.note_image(tmp_path, "sm_120", "k26:a")
+    line = dotenv.note_image(tmp_path, "sm_120", "k26:a", "1f")
     assert "left alone" in line and "set IMAGEBUILD_IMAGE_SM_120=k26:a yourself" in line
     assert (tmp_path / ".env").read_text() == "A='x\n"
-    assert "left alone" in dotenv.note_image(tmp_path / "missing", "sm_120", "k26:a")
+    assert "left alone" in dotenv.note_image(tmp_path / "missing", "sm_120", "k26:a", "1f")
