@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.errors import BuildError, PreconditionError
@@ -116,3 +118,38 @@ def stream(
         return process.wait()
     finally:
         _stop(process)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: its exit status, None if it did not end within its time, and its output."""
+
+    status: int | None
+    out: str
+    err: str
+
+
+def attempt(argv: Sequence[str], *, timeout: float) -> Ended:
+    """Run a program whose failure is an answer too. Raises PreconditionError if it is not installed.
+
+    It comes back after `timeout` seconds and a few more even if the program cannot be killed, as one that
+    waits in a broken driver.
+    """
+    process = _start(argv, None, None, subprocess.PIPE, subprocess.PIPE)
+    try:
+        out, err = process.communicate(timeout=timeout)
+        return Ended(process.returncode, out, err)
+    except subprocess.TimeoutExpired as late:
+        parts = (late.stdout or b"", late.stderr or b"")
+        out, err = (p if isinstance(p, str) else p.decode(errors="replace") for p in parts)
+        return Ended(None, out, err)
+    finally:
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)
