@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from imagebuild.digest import digest
 from imagebuild.errors import IntegrityError
 from imagebuild.layer.base import base_entries
 from imagebuild.layer.deb import Spool
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, layer_to_json
 from imagebuild.layer.tarball import write_tar
-from imagebuild.lock import digest
 from imagebuild.plan import Plan, to_text
-from imagebuild.toolbox import code_files
+from imagebuild.toolbox import PACKAGE, code_files
 
 Locate = Callable[[Artifact], Path]
 TOOLS = "tools"
@@ -68,10 +68,11 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _copy_input(item: FileInput, images: Path, folder: Path) -> None:
-    """Copy a file of images/ whose content is still what the Plan says."""
-    content = (images / item.source).read_bytes()
+    """Copy a file of images/, or a module of ours, whose content is still what the Plan says."""
+    source = (PACKAGE.parent if item.source.startswith(f"{PACKAGE.name}/") else images) / item.source
+    content = source.read_bytes()
     if hashlib.sha256(content).hexdigest() != item.sha256:
-        raise IntegrityError(f"{images / item.source}: changed since the plan was made", hint="run again")
+        raise IntegrityError(f"{source}: changed since the plan was made", hint="run again")
     target = folder / "files" / item.source
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from imagebuild.digest import digest
 from imagebuild.files import write_text
 from imagebuild.gpufacts import FileFacts, wheel_facts
 from imagebuild.layer.spec import Artifact
-from imagebuild.lock import digest
 from imagebuild.toolbox import reader_digest
 
 _FACTS = TypeAdapter(tuple[FileFacts, ...])

@@ -3,29 +3,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from imagebuild.digest import digest
 from imagebuild.errors import IntegrityError
 from imagebuild.layer.spec import Artifact
 from imagebuild.manifest import BaseManifest, PythonSource, as_json
 
 SCHEMA = 1
-
-
-def canonical_json(value: Any) -> bytes:
-    """Return the one JSON form that digests are taken of: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def digest(value: Any) -> str:
-    """Return the sha256 (64 hex digits) of a value's canonical JSON."""
-    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 class Lock(BaseModel):

@@ -286,12 +286,16 @@ class FileItem(Model):
 
 
 class Runtime(Model):
-    """The image's configuration. `cache` is the one writable volume folder."""
+    """The image's configuration. `cache` is the volume that must be writable.
+
+    `folders` are further ones that belong to the user, for volumes that may be writable.
+    """
 
     uid: Annotated[int, Field(ge=0)]
     gid: Annotated[int, Field(ge=0)]
     workdir: AbsolutePath
     cache: AbsolutePath
+    folders: tuple[AbsolutePath, ...] = ()
     entrypoint: Annotated[tuple[str, ...], Field(min_length=1)]
     port: Annotated[int, Field(ge=1, le=65535)]
 
@@ -302,7 +306,8 @@ RESERVED_LAYERS = ("base", "launch", "tools")
 class StackManifest(Model):
     """images/stacks/<name>/stack.yaml: one pinned serving stack, shared by archs.
 
-    `main` is the package whose version names the image's tags.
+    `main` is the package whose version names the image's tags. `code` is the folder for our own code that
+    runs before a server (`imagebuild.preflight`); without it the image has none.
     """
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -318,6 +323,7 @@ class StackManifest(Model):
     order: tuple[OrderItem, ...] = ()
     slim: SlimSettings | None = None
     files: tuple[FileItem, ...] = ()
+    code: AbsolutePath | None = None
     env: Env = {}
     runtime: Runtime
 

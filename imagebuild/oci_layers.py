@@ -18,6 +18,7 @@ import zstandard
 
 from imagebuild.cache import hash_file
 from imagebuild.context import TOOLS, base_tar_key
+from imagebuild.digest import digest
 from imagebuild.files import write_text
 from imagebuild.layer.entries import Entry
 from imagebuild.layer.run import context_files, layer_entries
@@ -25,7 +26,6 @@ from imagebuild.layer.spec import LayerSpec, layer_from_json
 from imagebuild.layer.tarball import tar_entries
 from imagebuild.layer.transforms import Context
 from imagebuild.layer.wheel import Scheme
-from imagebuild.lock import digest
 from imagebuild.oci_blob import GZIP_LEVEL, ZSTD_LEVEL, Blob, Compression, blob_path, write_blob
 from imagebuild.oci_python import ImagePython, unpack_python
 from imagebuild.plan import Plan

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from imagebuild.lock import canonical_json
+from imagebuild.digest import canonical_json
 from imagebuild.oci_blob import Blob, blob_path
 from imagebuild.plan import LABEL_PREFIX, Plan
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from imagebuild.digest import digest
 from imagebuild.layer.base import BaseSettings
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec
-from imagebuild.lock import digest
 
 SCHEMA = 1
 LABEL_PREFIX = "io.imagebuild"

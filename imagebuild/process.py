@@ -85,12 +85,12 @@ def output(
     return out
 
 
-def feed(argv: Sequence[str], text: str, *, timeout: float = 60) -> str:
+def feed(argv: Sequence[str], text: str, *, env: Mapping[str, str] | None = None, timeout: float = 60) -> str:
     """Run a program with `text` as its standard input and return its standard output.
 
     Raises as `output` does; neither the input nor the output shows up in errors.
     """
-    process = _start(argv, None, None, subprocess.PIPE, subprocess.PIPE, subprocess.PIPE)
+    process = _start(argv, None, env, subprocess.PIPE, subprocess.PIPE, subprocess.PIPE)
     try:
         out, _ = process.communicate(text, timeout=timeout)
     except subprocess.TimeoutExpired as error:

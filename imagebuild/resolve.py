@@ -16,14 +16,15 @@ from packaging.requirements import Requirement
 from imagebuild.arch import min_driver
 from imagebuild.catalog import LockFile, Recipe, read_recipe, read_tools
 from imagebuild.diagnostics import Diagnostic, Diagnostics, Refused
+from imagebuild.digest import digest
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
-from imagebuild.lock import Lock, digest
+from imagebuild.lock import Lock
 from imagebuild.manifest import Bytecompile, CudaHome, FileItem, Patches, Slim, Symlinks
 from imagebuild.plan import LABEL_PREFIX, SCHEMA, Config, Plan
 from imagebuild.resolve_patches import patch_labels, patch_transform, plugin_wheels
 from imagebuild.resolve_slim import check_slim, slim_labels, slim_transform, without_slim
-from imagebuild.toolbox import base_digest, code_digest
+from imagebuild.toolbox import PACKAGE, base_digest, code_digest, image_code
 
 
 def resolve(images: Path, arch_text: str, *, slim: bool = True) -> Plan:
@@ -227,14 +228,29 @@ def _layers(
 
 def _launch_layer(images: Path, recipe: Recipe) -> LayerSpec:
     runtime = recipe.stack.runtime
-    homes = [runtime.cache, *(v for k, v in _env_dirs(recipe))]
+    homes = [runtime.cache, *runtime.folders, *(v for k, v in _env_dirs(recipe))]
     files = tuple(
         _file_input(images, recipe, item, ("files", index, "source"))
         for index, item in enumerate(recipe.stack.files)
     )
+    files += _code_files(recipe)
     owner = {"paths": sorted(set(homes)), "uid": runtime.uid, "gid": runtime.gid, "mode": 0o775}
     embed = {"name": "plan.json", "target": "/etc/imagebuild/plan.json"}
     return LayerSpec("launch", (), files, (Transform("directories", owner), Transform("embed", embed)))
+
+
+def _code_files(recipe: Recipe) -> tuple[FileInput, ...]:
+    """Return our own modules that run in the image; their sources are paths in the checkout."""
+    folder = recipe.stack.code
+    if folder is None:
+        return ()
+    return tuple(
+        FileInput(
+            path.relative_to(PACKAGE.parent).as_posix(), f"{folder}/{target}", 0o644,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for target, path in image_code().items()
+    )  # fmt: skip
 
 
 def _env_dirs(recipe: Recipe) -> list[tuple[str, str]]:

@@ -9,10 +9,10 @@ from typing import Any
 from imagebuild import __version__
 from imagebuild.catalog import Recipe
 from imagebuild.diagnostics import Diagnostics
+from imagebuild.digest import digest
 from imagebuild.errors import ManifestError
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, Transform
 from imagebuild.ledger import Patch, read_ledger
-from imagebuild.lock import digest
 from imagebuild.manifest import LayerItem, Patches
 from imagebuild.plan import LABEL_PREFIX
 from imagebuild.plugin import build_plugin

@@ -41,21 +41,22 @@ def _imports(path: Path) -> set[Path]:
 
 
 @functools.cache
-def _closure(entry: str) -> dict[str, bytes]:
-    """Return path → content of a module of imagebuild.layer and all of ours that it needs."""
-    todo, seen = [PACKAGE / "layer" / f"{entry}.py"], set[Path]()
+def _closure(*entries: str) -> dict[str, bytes]:
+    """Return path → content of modules of ours (`layer/run.py`) and all of ours that they need."""
+    todo, seen = [PACKAGE / entry for entry in entries], set[Path]()
     while todo:
         path = todo.pop()
         if path not in seen:
             seen.add(path)
             todo += _imports(path)
-    seen |= {PACKAGE / "__init__.py", PACKAGE / "layer" / "__init__.py"}
+    folders = {parent for path in seen for parent in path.parents if parent.is_relative_to(PACKAGE)}
+    seen |= {folder / "__init__.py" for folder in folders}
     return {p.relative_to(PACKAGE.parent).as_posix(): p.read_bytes() for p in sorted(seen)}
 
 
 def code_files() -> dict[str, bytes]:
     """Return the context path and content of every file of ours in a build container."""
-    return {"__main__.py": MAIN.encode(), **_closure("run")}
+    return {"__main__.py": MAIN.encode(), **_closure("layer/run.py")}
 
 
 def _digest(files: dict[str, bytes]) -> str:
@@ -73,9 +74,17 @@ def code_digest() -> str:
 
 def base_digest() -> str:
     """Return the sha256 of the code that unpacks the Debian base on the host."""
-    return _digest(_closure("base"))
+    return _digest(_closure("layer/base.py"))
 
 
 def reader_digest() -> str:
     """Return the sha256 of the code that reads GPU code, so that facts of another reader are not used."""
-    return _digest({**_closure("scan"), "gpufacts.py": (PACKAGE / "gpufacts.py").read_bytes()})
+    return _digest({**_closure("layer/scan.py"), "gpufacts.py": (PACKAGE / "gpufacts.py").read_bytes()})
+
+
+def image_code() -> dict[str, Path]:
+    """Return what runs in an image before its server: path below the code's folder → our file."""
+    main = "preflight/__main__.py"
+    # The other two are started as programs of their own.
+    code = {path: PACKAGE.parent / path for path in _closure(main, "preflight/arguments.py", "host/nvml.py")}
+    return {**code, "__main__.py": PACKAGE / main}

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from imagebuild.diagnostics import Refused, closest
+from imagebuild.digest import digest
 from imagebuild.errors import ManifestError
-from imagebuild.lock import digest
 from imagebuild.models.shapes import DrafterShape, Model, TargetShape
 from imagebuild.yamlfile import load_with_positions
 

@@ -21,7 +21,8 @@ from imagebuild.progress import Progress, Quiet, files_text, size_text
 
 _LOADED = (".safetensors", ".bin", ".py", ".json", ".pt", ".gguf")  # what a server may load
 
-State = Literal["ok", "missing", "size", "hash", "changed", "unreadable", "link"]
+# unread: looks right, but nobody has hashed it (`glance` only)
+State = Literal["ok", "unread", "missing", "size", "hash", "changed", "unreadable", "link"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ def examine(
         if found[file.path].state == "ok":
             new[file.path] = mark(path, file.sha256)
     return [found[file.path] for file in repo.files], new
+
+
+def glance(folder: Path, repo: LockedRepo) -> list[Finding]:
+    """Compare what can be compared in seconds: kind, size, stamp and samples; no file is read whole."""
+    stamp = read_stamp(folder)
+    return [_quick(folder, file, stamp.get(file.path)) or Finding(file.path, "unread") for file in repo.files]
 
 
 def _times(path: Path) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import jinja2
 
 from imagebuild.catalog import arch_names
+from imagebuild.dotenv import image_key, plan_key
 from imagebuild.errors import IntegrityError
 from imagebuild.files import write_text
 from imagebuild.serving.service import DRAFTER, MODELS, PORT, ModelRecipes, Serving, services_of
@@ -22,8 +23,8 @@ _HEADS = {
     "gpu-nvidia.yaml": "# GPUs by NVIDIA's container runtime: IMAGEBUILD_GPU_DRIVER=nvidia, the default.\n",
     "gpu-cdi.yaml": "# GPUs by the Container Device Interface: IMAGEBUILD_GPU_DRIVER=cdi. The engine knows "
     "them by\n# nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml\n",
-    "no-gpu.yaml": "# For checks on a machine without GPU: docker compose -f compose.yaml -f "
-    "compose/no-gpu.yaml run --rm\n# -e IMAGEBUILD_ACTION=check SERVICE\n",
+    "no-gpu.yaml": "# For checks on a machine without GPU, and without the right to raise limits:\n# docker "
+    "compose -f compose.yaml -f compose/no-gpu.yaml run --rm -e IMAGEBUILD_ACTION=check SERVICE\n",
 }
 
 
@@ -35,16 +36,6 @@ class OneShots:
     service: str
     drafter_service: str
     drafters: tuple[str, ...]
-
-
-def image_key(arch: str) -> str:
-    """Return the variable of .env that names an arch's image."""
-    return f"IMAGEBUILD_IMAGE_{arch.upper()}"
-
-
-def plan_key(arch: str) -> str:
-    """Return the variable of .env that names an image's plan, and with it its cache volume."""
-    return f"IMAGEBUILD_PLAN_{arch.upper()}"
 
 
 def one_shots(servings: Sequence[Serving]) -> dict[str, OneShots]:
@@ -113,7 +104,7 @@ def render_gpus(servings: Sequence[Serving]) -> dict[str, str]:
                 f"  {serving.service}:\n    deploy:\n      resources:\n        reservations:\n"
                 f"          devices:\n            - {device}\n"
             )
-        blocks["no-gpu.yaml"] += f"  {serving.service}:\n    deploy: !reset null\n"
+        blocks["no-gpu.yaml"] += f"  {serving.service}: {{deploy: !reset null, ulimits: !reset null}}\n"
     return blocks
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from imagebuild.lock import digest
+from imagebuild.digest import digest
 from imagebuild.plan import LABEL_PREFIX, to_text
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from imagebuild.catalog import arch_names
+from imagebuild.digest import digest
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.patching import sha256
 from imagebuild.ledger import patch_ids, read_patch
-from imagebuild.lock import digest
 from imagebuild.manifest import Patches
 from imagebuild.patch_tree import ordered_ids, stack_patches
 from imagebuild.resolve import resolve

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from imagebuild.digest import canonical_json
 from imagebuild.errors import IntegrityError
 from imagebuild.layer.spec import Artifact
-from imagebuild.lock import Lock, canonical_json, changes, python_inputs, read_lock, render_lock
+from imagebuild.lock import Lock, changes, python_inputs, read_lock, render_lock
 from imagebuild.manifest import PythonSource
 
 
