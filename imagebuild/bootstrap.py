@@ -18,6 +18,9 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOCK = "requirements.lock"
 DEV_LOCK = "requirements-dev.lock"
+REPORT_LOCK = "requirements-report.lock"
+# What IMAGEBUILD_EXTRA may name: an environment with more than the tool itself needs.
+EXTRAS = {"": LOCK, "report": REPORT_LOCK, "dev": DEV_LOCK}
 MARKER = "imagebuild-env.txt"
 
 
@@ -28,9 +31,25 @@ def _hash_of(lock: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def _marker_lines(dev: bool) -> list[str]:
-    """What the marker of an environment says: the locks whose packages are in it."""
-    return [f"sha256:{_hash_of(lock)} {lock}" for lock in ([LOCK, DEV_LOCK] if dev else [LOCK])]
+def _marker_lines(extra: str = "") -> list[str]:
+    """What the marker of an environment says: the locks whose packages are in it. `dev` has all."""
+    names = list(EXTRAS) if extra == "dev" else ["", extra] if extra else [""]
+    return [f"sha256:{_hash_of(EXTRAS[name])} {EXTRAS[name]}" for name in names]
+
+
+def wanted_extra(dev: bool = False) -> str:
+    """The environment that is asked for: `dev` (IMAGEBUILD_DEV=1), or $IMAGEBUILD_EXTRA.
+
+    Raises ManifestError for an extra that there is none of.
+    """
+    if dev or os.environ.get("IMAGEBUILD_DEV") == "1":
+        return "dev"
+    extra = os.environ.get("IMAGEBUILD_EXTRA", "")
+    if extra not in EXTRAS:
+        from imagebuild.errors import ManifestError
+
+        raise ManifestError(f"IMAGEBUILD_EXTRA={extra}: unknown", hint="allowed: report, dev, or not set")
+    return extra
 
 
 def is_ready(folder: str, lines: list[str]) -> bool:
@@ -68,17 +87,17 @@ def cache_folder() -> str:
     return os.path.join(os.path.abspath(base), "imagebuild")
 
 
-def env_folder(dev: bool) -> str:
+def env_folder(extra: str = "") -> str:
     """$IMAGEBUILD_VENV_DIR, else one folder in the cache per Python, machine and lock."""
     own = os.environ.get("IMAGEBUILD_VENV_DIR")
     if own:
         return os.path.abspath(own)
     tag = f"{sys.implementation.cache_tag}{sys.abiflags}-{sys.platform}-{os.uname().machine}"
-    name = f"{tag}-{_hash_of(DEV_LOCK if dev else LOCK)[:16]}"
+    name = f"{tag}-{_hash_of(EXTRAS[extra])[:16]}"
     return os.path.join(cache_folder(), "venv", name)
 
 
-def ensure(dev: bool = False, quiet: bool = False) -> str:
+def ensure(extra: str = "", quiet: bool = False) -> str:
     """Return the folder of a ready environment; make it first if need be.
 
     Raises PreconditionError if this Python is too old, no way to install works, or the folder
@@ -89,16 +108,16 @@ def ensure(dev: bool = False, quiet: bool = False) -> str:
     if sys.version_info < (3, 10):  # noqa: UP036 (for `python3.9 -m imagebuild`)
         raise PreconditionError(f"Python >= 3.10 needed, found {sys.version.split()[0]} ({sys.executable})")
     try:
-        lines = _marker_lines(dev)
+        lines = _marker_lines(extra)
     except FileNotFoundError as error:
         raise PreconditionError(
             f"{error.filename} is missing: this checkout is not complete", hint="git status; git checkout ."
         ) from error
-    folder = env_folder(dev)
+    folder = env_folder(extra)
     if not is_ready(folder, lines):
         from imagebuild.bootstrap_make import make
 
-        make(folder, lines, os.path.join(ROOT, DEV_LOCK if dev else LOCK), quiet=quiet)
+        make(folder, lines, os.path.join(ROOT, EXTRAS[extra]), quiet=quiet)
     return folder
 
 
@@ -111,7 +130,7 @@ def _ensure_or_exit(dev: bool, quiet: bool) -> str:
     from imagebuild.errors import ImageBuildError
 
     try:
-        return ensure(dev, quiet)
+        return ensure(wanted_extra(dev), quiet)
     except ImageBuildError as error:
         raise _exit(error, error.exit_code) from error
     except KeyboardInterrupt as error:
@@ -126,14 +145,15 @@ def enter() -> None:
     It runs build.py itself, not `-m imagebuild.cli`: -m would put the current folder first on the
     import path, and build.py needs no PYTHONPATH, which every program we start would inherit.
     """
-    dev = os.environ.get("IMAGEBUILD_DEV") == "1"
+    from imagebuild.errors import ManifestError
+
     try:
-        if is_ready(sys.prefix, _marker_lines(dev)):
+        if is_ready(sys.prefix, _marker_lines(wanted_extra())):
             return
-    except FileNotFoundError:
+    except (FileNotFoundError, ManifestError):
         pass  # `ensure` says it properly
     quiet = bool({"-q", "--quiet"} & set(sys.argv[1:]))
-    python = python_of(_ensure_or_exit(dev, quiet))
+    python = python_of(_ensure_or_exit(False, quiet))
     # Both would let other packages in before the locked ones, or keep the locked ones out.
     env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
     os.execve(python, [python, os.path.join(ROOT, "build.py"), *sys.argv[1:]], env)
@@ -148,8 +168,7 @@ def main() -> None:
     parser.add_argument("--print-python", action="store_true", help="print the path of its interpreter")
     parser.add_argument("-q", "--quiet", action="store_true", help="no notices on stderr")
     options = parser.parse_args()
-    dev = options.dev or os.environ.get("IMAGEBUILD_DEV") == "1"
-    folder = _ensure_or_exit(dev, options.quiet)
+    folder = _ensure_or_exit(options.dev, options.quiet)
     if options.print_python:
         print(python_of(folder))
 

@@ -14,6 +14,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 from imagebuild import __version__
 from imagebuild.catalog import arch_names, project_root
 from imagebuild.command_audit import audit
+from imagebuild.command_bench import bench
 from imagebuild.command_build import build, fetch, gc, unpack
 from imagebuild.command_compose import compose
 from imagebuild.command_models import models
@@ -65,7 +66,7 @@ def completion(shell: str) -> None:
     click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
-for command in (audit, build, compose, fetch, gc, lock, models, patches, plan, render, slim, unpack):
+for command in (audit, bench, build, compose, fetch, gc, lock, models, patches, plan, render, slim, unpack):
     cli.add_command(command)
 
 

@@ -108,9 +108,15 @@ def stream(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    keep_stdin: bool = False,
 ) -> int:
-    """Run a program, hand each line of its output (both streams) to `on_line`, return its status."""
-    process = _start(argv, cwd, env, subprocess.PIPE, subprocess.STDOUT)
+    """Run a program, hand each line of its output (both streams) to `on_line`, return its status.
+
+    With `keep_stdin` its standard input stays open, empty, until we are gone: what it started elsewhere (in
+    a container) can see that.
+    """
+    stdin = subprocess.PIPE if keep_stdin else subprocess.DEVNULL
+    process = _start(argv, cwd, env, subprocess.PIPE, subprocess.STDOUT, stdin)
     assert process.stdout is not None
     try:
         for line in process.stdout:

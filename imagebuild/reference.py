@@ -12,6 +12,9 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
+from imagebuild.bench.references import References
+from imagebuild.bench.result import BenchResult
+from imagebuild.bench.suite import Suite
 from imagebuild.catalog import project_root
 from imagebuild.cli import PROGRAM, cli
 from imagebuild.files import write_text
@@ -31,6 +34,9 @@ _MODELS: dict[str, type[BaseModel]] = {
     "patch": PatchManifest,
     "policy": PolicyManifest,
     "recipe": RecipeFile,
+    "suite": Suite,
+    "bench": BenchResult,
+    "references": References,
 }
 _HEAD = """\
 # Command reference

@@ -55,21 +55,21 @@ def bad(job: Job) -> None:
 
 def test_env_folder_is_one_per_python_machine_and_lock(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    folder = Path(bootstrap.env_folder(False))
+    folder = Path(bootstrap.env_folder(""))
     assert folder.parent == tmp_path / "xdg" / "imagebuild" / "venv"
     python, platform, machine, digest = folder.name.rsplit("-", 3)
     assert python == f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
     assert (platform, machine, len(digest)) == (sys.platform, os.uname().machine, 16)
-    assert bootstrap.env_folder(True) != bootstrap.env_folder(False)
+    assert bootstrap.env_folder("dev") != bootstrap.env_folder("")
 
 
 def test_order_of_the_settings_for_the_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert bootstrap.cache_folder() == str(Path.home() / ".cache" / "imagebuild")
     monkeypatch.setenv("IMAGEBUILD_CACHE_DIR", str(tmp_path / "own"))
-    assert bootstrap.env_folder(False).startswith(str(tmp_path / "own" / "venv"))
+    assert bootstrap.env_folder("").startswith(str(tmp_path / "own" / "venv"))
     monkeypatch.setenv("IMAGEBUILD_VENV_DIR", str(tmp_path / "env"))
-    assert bootstrap.env_folder(False) == str(tmp_path / "env")
+    assert bootstrap.env_folder("") == str(tmp_path / "env")
 
 
 def test_no_home_is_an_error_and_not_a_folder_named_tilde(monkeypatch):
@@ -235,7 +235,7 @@ def test_scripts_of_pip_survive_the_rename(tmp_path, head):
 
 
 def test_enter_runs_build_py_again_with_the_same_arguments(monkeypatch, tmp_path):
-    lines = bootstrap._marker_lines(False)
+    lines = bootstrap._marker_lines()
     env = fake_env(tmp_path / "env", *lines)
     monkeypatch.setenv("IMAGEBUILD_VENV_DIR", str(env))
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
@@ -252,7 +252,7 @@ def test_enter_runs_build_py_again_with_the_same_arguments(monkeypatch, tmp_path
 
 
 def test_enter_returns_inside_also_in_the_development_environment(monkeypatch, tmp_path):
-    both = fake_env(tmp_path / "env", *bootstrap._marker_lines(True))
+    both = fake_env(tmp_path / "env", *bootstrap._marker_lines("dev"))
     monkeypatch.setattr(sys, "prefix", str(both))
     bootstrap.enter()  # execve would fail the test
     monkeypatch.setenv("IMAGEBUILD_DEV", "1")
@@ -260,7 +260,7 @@ def test_enter_returns_inside_also_in_the_development_environment(monkeypatch, t
 
 
 def test_enter_prints_an_error_and_exits_with_its_code(monkeypatch, capsys):
-    def refuse(dev, quiet):
+    def refuse(extra, quiet):
         raise PreconditionError("no room", hint="make room")
 
     monkeypatch.setattr(sys, "prefix", "/usr")
@@ -272,7 +272,7 @@ def test_enter_prints_an_error_and_exits_with_its_code(monkeypatch, capsys):
 
 
 def test_ctrl_c_while_making_exits_130(monkeypatch):
-    def interrupt(dev, quiet):
+    def interrupt(extra, quiet):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "prefix", "/usr")
