@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from imagebuild.bootstrap import LOCK, MARKER, is_ready
+from imagebuild.bootstrap import DEV_LOCK, MARKER, REPORT_LOCK, is_ready
 from imagebuild.bootstrap_ways import OFFLINE_WAYS, WAYS, Job
 from imagebuild.errors import ImageBuildError, PreconditionError
 
 Say = Callable[[str], None]
+SIZES_MB = {REPORT_LOCK: 85, DEV_LOCK: 130}  # to download; 40 without extras
 
 
 def _say(text: str) -> None:
@@ -89,7 +90,7 @@ def _make_locked(folder: Path, lines: list[str], lock: Path, say: Say) -> None:
         shutil.rmtree(stale, ignore_errors=True)  # of a killed start
     say(
         f"making a Python environment from {lock.name} in {folder}"
-        f" (once; {40 if lock.name == LOCK else 85} MB to download; to remove it: rm -r {folder})"
+        f" (once; {SIZES_MB.get(lock.name, 40)} MB to download; to remove it: rm -r {folder})"
     )
     started = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.work-", dir=folder.parent))

@@ -53,8 +53,8 @@ def in_service(compose: Sequence[str], service: str, port: int, tokenizer: str) 
 def in_image(image: str, url: str, tokenizer: Path) -> Where:
     """Run in a container of its own, in the host's network."""
     mount = ("-v", f"{tokenizer.absolute()}:/tokenizer:ro")
-    python = ("docker", "run", "--rm", "-i", "--network=host", "--pull=never", *mount, image, "python")
-    return Where(python, url, "/tokenizer")
+    options = ("--rm", "-i", "--network=host", "--pull=never", "--entrypoint=python")
+    return Where(("docker", "run", *options, *mount, image), url, "/tokenizer")
 
 
 def command(where: Where, jobs: Iterable[Job], prompts: Sequence[str]) -> list[str]:

@@ -49,11 +49,16 @@ def _figure(
     page = Figure(figsize=(9, 5.5), layout="constrained")
     axes = page.add_subplot()
     for number, arm in enumerate(result.arms):
-        style = {"marker": MARKERS[number % len(MARKERS)], "color": f"C{number % 10}", "label": arm.name}
-        draw(axes, arm, length, style)
+        if any(cell.good for cell in arm.cells if (cell.input, cell.output) == length):
+            style = {"marker": MARKERS[number % len(MARKERS)], "color": f"C{number % 10}", "label": arm.name}
+            draw(axes, arm, length, style)
+    axes.margins(0.08)
+    axes.set_ylim(bottom=0)  # after all arms: it ends the automatic scale
+    if draw is _throughput:
+        axes.set_xlim(left=0)
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="best")
     page.savefig(file, dpi=110, metadata={"Software": None})
 
 
@@ -77,24 +82,17 @@ def _bars(reach: list[tuple[float, float]]) -> list[list[float]]:
 def _throughput(axes: Axes, arm: Arm, length: tuple[int, int], style: dict[str, Any]) -> None:
     users, x, x_reach = _points(arm, length, lambda run: run.user_tokens_per_s)
     _, y, y_reach = _points(arm, length, lambda run: run.tokens_per_s)
-    if not users:
-        return
     axes.errorbar(x, y, xerr=_bars(x_reach), yerr=_bars(y_reach), capsize=2, **style)
     for count, at, height in zip(users, x, y, strict=True):
         axes.annotate(str(count), (at, height), textcoords="offset points", xytext=(5, 5), fontsize=8)
     axes.set_xlabel("output tokens per second of each user (number at a point: users)")
     axes.set_ylabel("output tokens per second in all")
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
 
 
 def _ttft(axes: Axes, arm: Arm, length: tuple[int, int], style: dict[str, Any]) -> None:
     users, y, reach = _points(arm, length, lambda run: run.ttft_ms.median)
-    if not users:
-        return
     axes.errorbar(users, y, yerr=_bars(reach), capsize=2, **style)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(users, [str(count) for count in users])
+    axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("users at the same time")
     axes.set_ylabel("time to first token, ms (median)")
-    axes.set_ylim(bottom=0)

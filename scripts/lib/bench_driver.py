@@ -100,7 +100,7 @@ def one_run(serving: Any, job: dict[str, Any], run: dict[str, Any]) -> dict[str,
         with open(os.path.join(folder, "out.jsonl"), encoding="utf-8") as file:
             result: dict[str, Any] = json.loads(file.readlines()[-1])
     errors = [text for text in result.pop("errors") if text]
-    for name in ("generated_texts", "ttfts", "itls", "input_lens", "output_lens"):
+    for name in ("generated_texts", "ttfts", "itls", "input_lens", "output_lens", "server_info"):
         result.pop(name, None)
     return {
         "result": result,

@@ -109,7 +109,13 @@ def project(tmp_path, tmp_path_factory, shared_cache):
     """A fresh copy of the small project; downloads are shared by the session, nothing else is."""
     root = tmp_path / "project"
     root.mkdir()
-    for name in ("build.py", "Dockerfile.template", "requirements.lock", "requirements-dev.lock"):
+    for name in (
+        "build.py",
+        "Dockerfile.template",
+        "requirements.lock",
+        "requirements-dev.lock",
+        "requirements-report.lock",
+    ):
         shutil.copy(ROOT / name, root / name)
     for name in ("imagebuild", "images"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
