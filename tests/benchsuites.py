@@ -86,7 +86,14 @@ def arm_of(name: str, rates: dict[int, list[float]], *, passed: bool = True, **c
         for users, values in rates.items()
     )
     gate = (Check(name="twice the same", passed=passed),)
-    values: dict[str, Any] = {"name": name, "layout": "one", "speculation": "none", "url": "", "gate": gate, "cells": cells}
+    values: dict[str, Any] = {
+        "name": name,
+        "layout": "one",
+        "speculation": "none",
+        "url": "",
+        "gate": gate,
+        "cells": cells,
+    }
     return Arm(**values | change)
 
 
