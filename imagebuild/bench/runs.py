@@ -16,9 +16,9 @@ from pathlib import Path
 from imagebuild.bench.load import Job
 from imagebuild.bench.result import Arm, Cell, Run, save
 from imagebuild.bench.suite import ArmSpec, Suite
+from imagebuild.digest import digest
 from imagebuild.errors import IntegrityError
 from imagebuild.files import write_text
-from imagebuild.lock import digest
 
 WARM = "warm"
 _WARM_TOKENS = 32
