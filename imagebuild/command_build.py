@@ -33,7 +33,7 @@ from imagebuild.options import (
     print_result,
     slim_option,
 )
-from imagebuild.outputs import Wanted, check_wanted, deliver
+from imagebuild.outputs import Wanted, check_wanted, deliver, open_pusher
 from imagebuild.overlaps import check_overlaps
 from imagebuild.patchcheck import check_patches, patched_wheels
 from imagebuild.plan import LABEL_PREFIX, Plan
@@ -228,9 +228,10 @@ def _oci_image(
     """Build the image, put it where it is wanted, and check it if a Docker Engine has it then."""
     report = Reporter(options.quiet)
     start = time.monotonic()
-    image = engine.image(plan, made[1], report)
-    report(f"built {image.reference} ({size_text(image.size)} to pull) in {_seconds(start)}")
-    done = deliver(image, options.wanted, options.settings, options.quiet, report)
+    with open_pusher(options.wanted, plan.reference, engine.blobs, options.settings) as pusher:
+        image = engine.image(plan, made[1], report, pusher.layer if pusher else lambda _: None)
+        report(f"built {image.reference} ({size_text(image.size)} to pull) in {_seconds(start)}")
+        done = deliver(image, options.wanted, pusher, options.quiet, report)
     found = Image(image.reference, image.digest, image.size)
     if options.reaches("check") and options.load:
         start = time.monotonic()

@@ -15,7 +15,7 @@ import zstandard
 from imagebuild.engine import Image, Report
 from imagebuild.errors import PreconditionError
 from imagebuild.oci_blob import Compression, blob_path
-from imagebuild.oci_layers import build_layers
+from imagebuild.oci_layers import Ready, build_layers
 from imagebuild.oci_layout import OciImage, make_image
 from imagebuild.plan import Plan
 
@@ -41,11 +41,20 @@ class OciEngine:
         zstd = ".".join(map(str, zstandard.ZSTD_VERSION))
         return f"embedded (no daemon), layers in {self.compression}, libzstd {zstd}"
 
-    def image(self, plan: Plan, contexts: dict[str, Path], report: Report) -> OciImage:
-        """Build the layers and return the image with its exact bytes."""
-        blobs = build_layers(plan, contexts, self.cache, self.compression, report, use_cache=self.use_cache)
+    @property
+    def blobs(self) -> Path:
+        """The folder of the layers' blobs."""
+        return self.cache / "blobs"
+
+    def image(
+        self, plan: Plan, contexts: dict[str, Path], report: Report, ready: Ready = lambda _: None
+    ) -> OciImage:
+        """Build the layers and return the image with its exact bytes; `ready` gets each layer when whole."""
+        blobs = build_layers(
+            plan, contexts, self.cache, self.compression, report, use_cache=self.use_cache, ready=ready
+        )
         layers = [(layer.name, blobs[layer.name]) for layer in plan.layers]
-        return make_image(plan, layers, self.cache / "blobs")
+        return make_image(plan, layers, self.blobs)
 
     def find(self, plan: Plan) -> Image | None:
         """Always None: with its layer cache, building again is finding."""

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -30,6 +32,7 @@ from imagebuild.oci_blob import GZIP_LEVEL, ZSTD_LEVEL, Blob, Compression, blob_
 from imagebuild.oci_python import ImagePython, unpack_python
 from imagebuild.plan import Plan
 
+Ready = Callable[[Blob], None]
 _REPORT_SECONDS = 3.0
 # Raise it when the bytes of a layer change for the same inputs, so that cached ones are not used.
 _FORMAT = 1
@@ -53,7 +56,8 @@ class Job:
 def layer_key(plan: Plan, layer: LayerSpec, compression: Compression) -> str:
     """Return the digest of everything that a layer blob's bytes depend on."""
     embedded = any(t.kind == "embed" for t in layer.transforms)
-    tool = [_FORMAT, ZSTD_LEVEL, GZIP_LEVEL, list(zstandard.ZSTD_VERSION), compression]
+    made_by = list(zstandard.ZSTD_VERSION) if compression == "zstd" else zlib.ZLIB_RUNTIME_VERSION
+    tool = [_FORMAT, compression, ZSTD_LEVEL if compression == "zstd" else GZIP_LEVEL, made_by]
     place = [plan.prefix, plan.python, plan.mtime, plan.tool_code, base_tar_key(plan)]
     return digest([asdict(layer), plan.digest if embedded else "", tool, place])
 
@@ -77,10 +81,16 @@ def _advance(count: int) -> None:
             _counter.value += count
 
 
+@functools.lru_cache(1)
+def _base(tar: Path) -> list[Entry]:
+    """Return the base's entries, read once by each worker process."""
+    return tar_entries(tar)
+
+
 def make_layer(job: Job) -> Blob:
     """Assemble one layer and write its blob; runs in a worker process."""
     layer = layer_from_json((job.inputs / "layer.json").read_text(encoding="utf-8"))
-    base = tar_entries(job.base_tar)
+    base = _base(job.base_tar)
     python = job.python
     files = context_files(layer, job.inputs)
     context = Context(files, job.threads, python.compile, python.cache_tag, job.folder)
@@ -112,7 +122,9 @@ def _cached(record: Path, blobs: Path) -> Blob | None:
     return None
 
 
-def _wait(pending: dict[Future[Blob], str], counter: Any, report: Callable[[str], None]) -> dict[str, Blob]:
+def _wait(
+    pending: dict[Future[Blob], str], counter: Any, report: Callable[[str], None], ready: Ready
+) -> dict[str, Blob]:
     made: dict[str, Blob] = {}
     left = dict(pending)
     start = time.monotonic()
@@ -121,6 +133,7 @@ def _wait(pending: dict[Future[Blob], str], counter: Any, report: Callable[[str]
         for future in done:
             name = left.pop(future)
             made[name] = future.result()
+            ready(made[name])
             seconds = time.monotonic() - start
             report(f"layer {name}: {made[name].size / 1e6:,.0f} MB after {seconds:.0f} s")
         if not done:
@@ -136,10 +149,12 @@ def build_layers(
     report: Callable[[str], None],
     *,
     use_cache: bool = True,
+    ready: Ready = lambda _: None,
 ) -> dict[str, Blob]:
     """Return the blob of each layer by name, made below `cache` unless it is there already.
 
-    Raises LayerError, BuildError or OSError as making a layer does; no half blob is left.
+    `ready` gets each as soon as it is whole, in any order; what it raises ends the build. Raises
+    LayerError, BuildError or OSError as making a layer does; no half blob is left.
     """
     blobs, records = cache / "blobs", cache / "layers"
     blobs.mkdir(parents=True, exist_ok=True)
@@ -150,8 +165,9 @@ def build_layers(
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = pool.map(lambda key: _cached(records / key, blobs), keys.values())
             made = {name: blob for name, blob in zip(keys, found, strict=True) if blob is not None}
-    for name in made:
+    for name, blob in made.items():
         report(f"layer {name}: cached")
+        ready(blob)
     missing = [layer for layer in plan.layers if layer.name not in made]
     if not missing:
         return made
@@ -172,7 +188,7 @@ def build_layers(
                 )  # fmt: skip
                 pending[makers.submit(make_layer, job)] = layer.name
             try:
-                made |= _wait(pending, counter, report)
+                made |= _wait(pending, counter, report, ready)
             except BaseException:
                 makers.shutdown(wait=True, cancel_futures=True)
                 raise

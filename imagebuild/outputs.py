@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from imagebuild.engine_docker import load_archive, qualified_name
 from imagebuild.hostconf import host_network
 from imagebuild.oci_layout import OciImage, write_archive, write_layout
 from imagebuild.progress import open_progress
-from imagebuild.registry import parse_target, push_image
+from imagebuild.registry import Pusher, parse_target
 from imagebuild.settings import Settings
 
 _ARCHIVE_SUFFIX = ".tar"
@@ -53,15 +54,28 @@ def check_wanted(wanted: Wanted) -> None:
         parse_target(wanted.push, "x")
 
 
+@contextlib.contextmanager
+def open_pusher(wanted: Wanted, reference: str, blobs: Path, settings: Settings) -> Iterator[Pusher | None]:
+    """Return what pushes layers while others are built; None if nothing is pushed.
+
+    Raises PreconditionError if docker's credentials cannot be read.
+    """
+    if wanted.push is None:
+        yield None
+        return
+    target = parse_target(wanted.push, reference.rpartition(":")[2])
+    with Pusher(target, host_network(settings), blobs, mount_from=wanted.mount_from) as pusher:
+        yield pusher
+
+
 def deliver(
-    image: OciImage, wanted: Wanted, settings: Settings, quiet: bool, report: Callable[[str], None]
+    image: OciImage, wanted: Wanted, pusher: Pusher | None, quiet: bool, report: Callable[[str], None]
 ) -> dict[str, str]:
     """Put the image where the user wants it; return what it is called there.
 
     Raises PreconditionError, IntegrityError or OSError as the destination does.
     """
     done: dict[str, str] = {}
-    tag = image.reference.rpartition(":")[2]
     if wanted.output is not None:
         if wanted.output.suffix == _ARCHIVE_SUFFIX:
             _archive(image, wanted.output)
@@ -73,10 +87,8 @@ def deliver(
         name = qualified_name(image.reference)
         done["loaded"] = load_archive(lambda out: write_archive(image, out, name), image.reference)
         report(f"loaded {image.reference} into Docker")
-    if wanted.push is not None:
-        target = parse_target(wanted.push, tag)
+    if pusher is not None:
         with open_progress(quiet=quiet) as progress:
-            pushed = push_image(image, target, host_network(settings), progress, mount_from=wanted.mount_from)
-        report(f"pushed {pushed}")
-        done["pushed"] = pushed
+            done["pushed"] = pusher.finish(image, progress)
+        report(f"pushed {done['pushed']}")
     return done

@@ -7,11 +7,12 @@ counts only when the registry gives back exactly the manifest that was sent.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ import requests
 
 from imagebuild.errors import IntegrityError, ManifestError, PreconditionError
 from imagebuild.hostconf import HostNetwork
-from imagebuild.oci_blob import blob_path
-from imagebuild.oci_layout import OciImage
+from imagebuild.oci_blob import Blob, blob_path
+from imagebuild.oci_layout import MANIFEST, OciImage
 from imagebuild.progress import Progress, Task
 from imagebuild.redact import without_credentials
 from imagebuild.registry_auth import RegistryAuth, find_login
@@ -121,18 +122,28 @@ class _Push:
         return self.call("HEAD", f"{self.target.url}/blobs/{digest}", (200, 404)).status_code == 200
 
 
+def _location(response: requests.Response, push: _Push) -> str:
+    """Return where an upload goes on. Raises PreconditionError if the registry does not say."""
+    found = response.headers.get("Location")
+    if not found:
+        raise PreconditionError(
+            f"{push.target.host} answered {response.status_code} to {response.request.method} without saying "
+            "where the upload goes on (no Location header)",
+            hint="is that a registry, or a proxy that drops headers?",
+        )
+    return urljoin(response.url, found)
+
+
 def _begin(push: _Push, digest: str, mount_from: str | None) -> str | None:
     """Begin an upload; None if the registry could mount the blob from another repository."""
     url = f"{push.target.url}/blobs/uploads/"
     params = {"mount": digest, "from": mount_from} if mount_from else {}
     response = push.call("POST", url, (201, 202), params=params)
-    if response.status_code == requests.codes.created:
-        return None
-    return urljoin(url, response.headers["Location"])
+    return None if response.status_code == requests.codes.created else _location(response, push)
 
 
 def _offset(push: _Push, location: str) -> tuple[int, str]:
-    """Ask how much of an upload the registry has; return that and where to go on."""
+    """Ask how much of an upload the registry has; return that (-1: it forgot it) and where to go on."""
     response = push.call("GET", location, (204, 404))
     if response.status_code == requests.codes.not_found:
         return -1, location
@@ -141,32 +152,47 @@ def _offset(push: _Push, location: str) -> tuple[int, str]:
     return (int(match[1]) + 1 if match and match[1] != "0" else 0), where
 
 
+def _chunk(push: _Push, data: bytes, at: int, location: str) -> tuple[str | None, str]:
+    """Send one chunk; return where the upload goes on, or None and what went wrong."""
+    headers = {"Content-Type": "application/octet-stream", "Content-Range": f"{at}-{at + len(data) - 1}"}
+    try:
+        response = push.session().patch(location, data=data, headers=headers, auth=push.auth)
+    except requests.RequestException as error:
+        return None, without_credentials(str(error))
+    if response.status_code in (202, 204):
+        return _location(response, push), ""
+    return None, f"answered {response.status_code}: {response.text[:300]}"
+
+
 def _send(push: _Push, path: Path, size: int, digest: str, location: str, task: Task) -> bool:
-    """Send a blob in chunks, going on where the registry is; False if the upload was lost."""
-    at, session = 0, push.session()
+    """Send a blob in chunks, going on where the registry is; False if the upload was lost.
+
+    Raises PreconditionError if the same chunk fails as often as `push.retry` allows.
+    """
+    at = failures = 0
     with open(path, "rb") as file:
         while at < size:
             file.seek(at)
             data = file.read(CHUNK_BYTES)
-            headers = {
-                "Content-Type": "application/octet-stream",
-                "Content-Range": f"{at}-{at + len(data) - 1}",
-            }
-            try:
-                response = session.patch(location, data=data, headers=headers, auth=push.auth)
-                accepted = response.status_code in (202, 204)
-            except requests.RequestException:
-                accepted = False
-            if accepted:
-                location = urljoin(location, response.headers["Location"])
+            following, trouble = _chunk(push, data, at, location)
+            if following is not None:
+                location = following
                 at += len(data)
+                failures = 0
                 task.advance(len(data))
                 continue
+            failures += 1
+            if failures >= push.retry.attempts:
+                raise PreconditionError(
+                    f"{push.target.host} does not take bytes {at} to {at + len(data)} of {digest}: {trouble}",
+                    hint="push again; a proxy before the registry may limit the size of a request",
+                )
             found, location = _offset(push, location)
-            if found < 0:
+            if not 0 <= found <= size:
                 task.advance(-at)
                 return False
             task.advance(found - at)
+            failures = 0 if found > at else failures
             at = found
             if push.stop.wait(push.retry.base_s):
                 return False
@@ -206,6 +232,111 @@ def _push_bytes(push: _Push, content: bytes, digest: str) -> None:
         push.call("PUT", location, (201,), params={"digest": digest}, data=content)
 
 
+def _push_manifest(push: _Push, image: OciImage) -> None:
+    """Name the image by its tag and read it back."""
+    target = push.target
+    url = f"{target.url}/manifests/{target.tag}"
+    push.call("PUT", url, (201,), data=image.manifest, headers={"Content-Type": MANIFEST})
+    back = push.call("GET", url, (200,), headers={"Accept": MANIFEST})
+    if back.content != image.manifest:
+        raise IntegrityError(
+            f"{target.host} gives back another manifest for {target.repository}:{target.tag} than was pushed",
+            hint="somebody else may have pushed that tag at the same time; push again",
+        )
+
+
+class _Sent:
+    """A `Task` that counts, and hands on to the bar that there may be later."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._shown: Task | None = None
+        self._lock = threading.Lock()
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+            if self._shown is not None:
+                self._shown.advance(count)
+
+    def describe(self, text: str) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def shown(self, progress: Progress, description: str, total: int) -> Iterator[None]:
+        with self._lock:
+            opened = progress.task(description, total, done=self.done)
+            self._shown = opened.__enter__()
+        with contextlib.ExitStack() as stack:
+            stack.push(opened)
+            yield
+
+
+class Pusher:
+    """Pushes layers as they come and then the image; use as a context manager, which ends its threads.
+
+    `blobs` is where the layers lie. `mount_from` is a repository of the same registry that may have
+    layers already.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        host: HostNetwork,
+        blobs: Path,
+        *,
+        mount_from: str | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        local, reach = threading.local(), Reach()
+
+        def session() -> Session:
+            if not hasattr(local, "session"):
+                local.session = open_session(host, reach)
+            made: Session = local.session
+            return made
+
+        self._push = _Push(target, session, RegistryAuth(find_login(target.host)), retry or Retry())
+        self._blobs, self._mount_from, self._sent = blobs, mount_from, _Sent()
+        self._pool = ThreadPoolExecutor(PARALLEL)
+        self._jobs: dict[str, Future[None]] = {}
+
+    def __enter__(self) -> Pusher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._push.stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def layer(self, blob: Blob) -> None:
+        """Begin to push a layer. Raises what an earlier one ended with."""
+        for job in self._jobs.values():
+            if job.done():
+                job.result()
+        if blob.digest not in self._jobs:
+            path = blob_path(self._blobs, blob.digest)
+            self._jobs[blob.digest] = self._pool.submit(
+                _push_blob, self._push, path, blob.size, blob.digest, self._mount_from, self._sent
+            )
+
+    def finish(self, image: OciImage, progress: Progress) -> str:
+        """Push what is missing of the image and return HOST/REPOSITORY@DIGEST.
+
+        Raises PreconditionError if the registry refuses or cannot be reached, IntegrityError if it
+        does not give back what was sent.
+        """
+        target = self._push.target
+        for blob in image.layers:
+            self.layer(blob)
+        total = sum({layer.digest: layer.size for layer in image.layers}.values())
+        with self._sent.shown(progress, f"pushing to {target.host}", total):
+            for job in as_completed(self._jobs.values()):
+                job.result()
+        _push_bytes(self._push, image.config, image.config_digest)
+        _push_manifest(self._push, image)
+        return f"{target.host}/{target.repository}@{image.digest}"
+
+
 def push_image(
     image: OciImage,
     target: Target,
@@ -215,46 +346,6 @@ def push_image(
     mount_from: str | None = None,
     retry: Retry | None = None,
 ) -> str:
-    """Push and return HOST/REPOSITORY@DIGEST.
-
-    `mount_from` is a repository of the same registry that may have layers already. Raises
-    PreconditionError if the registry refuses or cannot be reached, IntegrityError if it does not
-    give back what was sent.
-    """
-    local, reach = threading.local(), Reach()
-
-    def session() -> Session:
-        if not hasattr(local, "session"):
-            local.session = open_session(host, reach)
-        made: Session = local.session
-        return made
-
-    push = _Push(target, session, RegistryAuth(find_login(target.host)), retry or Retry())
-    total = sum(layer.size for layer in image.layers)
-    with progress.task(f"pushing to {target.host}", total) as task, ThreadPoolExecutor(PARALLEL) as pool:
-        jobs = [
-            pool.submit(
-                _push_blob, push, blob_path(image.blobs, b.digest), b.size, b.digest, mount_from, task
-            )
-            for b in image.layers
-        ]
-        try:
-            for job in jobs:
-                job.result()
-        except BaseException:
-            push.stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    _push_bytes(push, image.config, image.config_digest)
-    url = f"{target.url}/manifests/{target.tag}"
-    kind = {"Content-Type": "application/vnd.oci.image.manifest.v1+json"}
-    push.call("PUT", url, (201,), data=image.manifest, headers=kind)
-    back = push.call(
-        "GET", f"{target.url}/manifests/{target.tag}", (200,), headers={"Accept": kind["Content-Type"]}
-    )
-    if back.content != image.manifest:
-        raise IntegrityError(
-            f"{target.host} gives back another manifest for {target.repository}:{target.tag} than was pushed",
-            hint="somebody else may have pushed that tag at the same time; push again",
-        )
-    return f"{target.host}/{target.repository}@{image.digest}"
+    """Push an image that is built and return HOST/REPOSITORY@DIGEST. Raises as `Pusher.finish` does."""
+    with Pusher(target, host, image.blobs, mount_from=mount_from, retry=retry) as pusher:
+        return pusher.finish(image, progress)

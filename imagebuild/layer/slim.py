@@ -173,20 +173,21 @@ def _library(
     entry: Entry, wheel: Wheel, rule: Rule, scratch: Path | None
 ) -> tuple[Edit | None, Entry | None]:
     assert entry.open is not None
-    with tempfile.TemporaryFile(dir=scratch, prefix="imagebuild-slim-", buffering=0) as spool:
-        with entry.open() as stream:
-            before = _copy(iter(lambda: stream.read(1 << 20), b""), spool)
-        source = FileSource.of(spool.fileno())
-        code = scan(source, entry.path)
-        spans = blankable(code, rule.gpu) if code is not None else []
-        if not spans:
-            return None, None
+    # Both files are closed with the process: the entry is read when the layer is written.
+    spool = tempfile.TemporaryFile(dir=scratch, prefix="imagebuild-slim-", buffering=0)  # noqa: SIM115
+    with entry.open() as stream:
+        before = _copy(iter(lambda: stream.read(1 << 20), b""), spool)
+    source = FileSource.of(spool.fileno())
+    code = scan(source, entry.path)
+    spans = blankable(code, rule.gpu) if code is not None else []
+    if not spans:
+        return None, replace(entry, open=lambda: _open(spool))  # it is not inflated a second time
+    with spool:
         elf = read_elf(source)
         plan = layout(source, elf, spans)
         pieces = (
             blanked(source, spans, 0, source.size) if plan is None else compacted(source, elf, spans, plan)
         )
-        # Closed with the process: the entry is read when the layer is written.
         out = tempfile.TemporaryFile(dir=scratch, prefix="imagebuild-slim-", buffering=0)  # noqa: SIM115
         after = _copy(pieces, out)
         proof = prove(source, FileSource.of(out.fileno()), rule.gpu)

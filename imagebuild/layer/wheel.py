@@ -7,23 +7,27 @@ Nothing is read until an entry is opened, so a layer of gigabytes needs little m
 from __future__ import annotations
 
 import base64
+import configparser
 import csv
+import functools
 import hashlib
 import io
 import posixpath
-import threading
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from installer.scripts import Script
 from installer.utils import parse_entrypoints
 
+from imagebuild.layer.archive import Archive
 from imagebuild.layer.entries import Entry, LayerError, file_entry, safe_path
 
-_handles = threading.local()
 _S_IFMT, _S_IFREG = 0o170000, 0o100000
+_NOT_INSTALLED = ("RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER")
+_ROW = ("path", "hash", "size")
+_DIGEST = re.compile(r"(?:sha256|sha384|sha512)=[A-Za-z0-9_-]+=*")
 
 
 @dataclass(frozen=True)
@@ -42,17 +46,6 @@ class Scheme:
     def interpreter(self) -> str:
         """The absolute path of the interpreter that scripts start."""
         return f"/{self.prefix}/bin/python"
-
-
-def _archive(path: Path) -> zipfile.ZipFile:
-    """Return this thread's handle of a wheel (a shared handle would make threads take turns)."""
-    cache: dict[Path, zipfile.ZipFile] = _handles.__dict__.setdefault("archives", {})
-    if path not in cache:
-        try:
-            cache[path] = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            raise LayerError(f"{path.name}: not a wheel: {error}") from error
-    return cache[path]
 
 
 def _single(names: list[str], suffix: str, origin: str) -> str:
@@ -79,12 +72,10 @@ def _installed_path(name: str, data_folder: str, project: str, scheme: Scheme) -
     return f"{roots[key]}/{rest}", key == "scripts"
 
 
-def _member(path: Path, info: zipfile.ZipInfo, target: str) -> Entry:
-    def open_member() -> IO[bytes]:
-        return _archive(path).open(info.filename)
-
+def _member(archive: Archive, info: zipfile.ZipInfo, target: str) -> Entry:
     mode = 0o755 if (info.external_attr >> 16) & 0o111 else 0o644
-    return Entry(target, "file", mode, size=info.file_size, open=open_member)
+    opener = functools.partial(archive.open, info.filename)
+    return Entry(target, "file", mode, size=info.file_size, open=opener)  # type: ignore[arg-type]
 
 
 def _fix_shebang(entry: Entry, scheme: Scheme) -> Entry:
@@ -106,18 +97,16 @@ def wheel_entries(path: Path, scheme: Scheme) -> list[Entry]:
 
     Scripts, data files and console entry points go where the format says; RECORD and INSTALLER
     are written anew. Raises LayerError for a file that is no wheel, an unsafe path, a link or
-    device, or a member twice.
+    device, a member twice, or a RECORD or entry points that cannot be read; a damaged member
+    raises it when its entry is read.
     """
-    archive = _archive(path)
-    infos = [info for info in archive.infolist() if not info.is_dir()]
-    names = [info.filename for info in infos]
-    if len(set(names)) != len(names):
-        raise LayerError(f"{path.name}: holds the same member twice")
-    dist_info = _single(names, ".dist-info", path.name)
+    archive = Archive(path)
+    infos = [info for info in archive.members.values() if not info.is_dir()]
+    dist_info = _single([info.filename for info in infos], ".dist-info", path.name)
     data_folder = dist_info.removesuffix(".dist-info") + ".data"
     project = dist_info.split("-", 1)[0]
     record_path = f"{scheme.site}/{dist_info}/RECORD"
-    hashes = _record_hashes(archive, dist_info)
+    hashes = _record_hashes(archive, f"{dist_info}/RECORD")
     entries: dict[str, Entry] = {}
     rows: dict[str, tuple[str, str]] = {}
     for info in infos:
@@ -125,10 +114,10 @@ def wheel_entries(path: Path, scheme: Scheme) -> list[Entry]:
         if kind not in (0, _S_IFREG):
             raise LayerError(f"{path.name}: {info.filename} is not a regular file")
         name = safe_path(info.filename, path.name)
-        if name in {f"{dist_info}/{n}" for n in ("RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER")}:
+        if name in {f"{dist_info}/{n}" for n in _NOT_INSTALLED}:
             continue
         target, is_script = _installed_path(name, data_folder, project, scheme)
-        entry = _member(path, info, target)
+        entry = _member(archive, info, target)
         if is_script:
             entry = _fix_shebang(entry, scheme)
             rows[target] = (_hash(entry.read()), str(entry.size))
@@ -149,24 +138,45 @@ def wheel_entries(path: Path, scheme: Scheme) -> list[Entry]:
     return [entries[key] for key in sorted(entries)]
 
 
-def _record_hashes(archive: zipfile.ZipFile, dist_info: str) -> dict[str, str]:
+def _record_hashes(archive: Archive, record: str) -> dict[str, str]:
+    """Return RECORD's hash of each member; a row that contradicts the archive is an error."""
+    hashes: dict[str, str] = {}
     try:
-        text = archive.read(f"{dist_info}/RECORD").decode("utf-8")
-    except KeyError:
-        raise LayerError(f"{archive.filename}: has no RECORD") from None
-    return {row[0]: row[1] for row in csv.reader(io.StringIO(text)) if len(row) == 3}
+        rows = list(csv.reader(io.StringIO(archive.text(record), newline=""), strict=True))
+    except csv.Error as error:
+        raise LayerError(f"{archive.origin}: {record}: cannot be read: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(_ROW):
+            raise LayerError(
+                f"{archive.origin}: {record}: row {number} has {len(row)} fields; allowed: {', '.join(_ROW)}"
+            )
+        name, digest, size = row
+        info = archive.members.get(name)
+        if digest and not _DIGEST.fullmatch(digest):
+            raise LayerError(
+                f"{archive.origin}: {record}: {name}: hash {digest!r}; allowed: sha256, sha384 or sha512"
+            )
+        if info is not None and size and size != str(info.file_size):
+            raise LayerError(
+                f"{archive.origin}: {record}: {name}: {size!r} bytes, the archive holds {info.file_size}"
+            )
+        hashes[name] = digest
+    return hashes
 
 
-def _generated(archive: zipfile.ZipFile, dist_info: str, scheme: Scheme) -> list[Entry]:
+def _generated(archive: Archive, dist_info: str, scheme: Scheme) -> list[Entry]:
     """Return INSTALLER and the scripts of the wheel's entry points."""
     made = [file_entry(f"{scheme.site}/{dist_info}/INSTALLER", b"imagebuild\n")]
-    try:
-        text = archive.read(f"{dist_info}/entry_points.txt").decode("utf-8")
-    except KeyError:
+    points = f"{dist_info}/entry_points.txt"
+    if points not in archive:
         return made
-    for name, module, attr, section in parse_entrypoints(text):
+    try:
+        found = list(parse_entrypoints(archive.text(points)))
+    except (configparser.Error, AssertionError, ValueError) as error:
+        raise LayerError(f"{archive.origin}: {points}: cannot be read: {error!r}") from error
+    for name, module, attr, section in found:
         script = Script(name, module, attr, section)
         file_name, content = script.generate(scheme.interpreter, kind="posix")
-        target = safe_path(f"{scheme.prefix}/bin/{file_name}", f"{dist_info} entry point {name}")
+        target = safe_path(f"{scheme.prefix}/bin/{file_name}", f"{archive.origin}: entry point {name}")
         made.append(file_entry(target, content, 0o755))
     return made
