@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import re
 import tarfile
-import zipfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from imagebuild.errors import ManifestError, PreconditionError
 from imagebuild.gpufacts import FileFacts, folder_facts, joined, read_stream, wheel_facts, worth_opening
+from imagebuild.layer.entries import LayerError
 
 _SITE = re.compile(r"^(?:.*/)?site-packages/")
 _RECORD = re.compile(r"([^/]+)-[^/-]+\.dist-info/RECORD")
@@ -29,7 +29,7 @@ def path_facts(path: Path, workers: int) -> Facts:
         try:
             name = parse_wheel_filename(path.name)[0]
             return {name: wheel_facts([path], path.parent, workers).get(path, ())}
-        except (InvalidWheelFilename, zipfile.BadZipFile) as error:
+        except (InvalidWheelFilename, LayerError) as error:
             raise ManifestError(f"{path}: not a wheel: {error}") from error
     if not path.exists():
         raise ManifestError(f"{path}: no such wheel, file or folder")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from imagebuild.gpufacts import FileFacts
+from imagebuild.layer.archive import Archive
 from imagebuild.layer.spec import Artifact
 from imagebuild.manifest import BallastItem
 
@@ -71,20 +71,19 @@ def _search(job: tuple[Path, tuple[str, ...]]) -> list[tuple[str, str]]:
     wheel, tokens = job
     found = []
     needles = [text.encode() for text in tokens]
-    with zipfile.ZipFile(wheel) as archive:
-        for info in archive.infolist():
-            name = info.filename
-            if info.is_dir() or not (name.endswith(_READ) or ".so." in name):
-                continue
-            left = set(needles)
-            tail = b""
-            with archive.open(info) as stream:
-                while left and (chunk := stream.read(_CHUNK)):
-                    data = tail + chunk
-                    hits = {needle for needle in left if needle in data}
-                    found += [(name, needle.decode()) for needle in sorted(hits)]
-                    left -= hits
-                    tail = data[-_OVERLAP:]
+    archive = Archive(wheel)
+    for name, info in archive.members.items():
+        if info.is_dir() or not (name.endswith(_READ) or ".so." in name):
+            continue
+        left = set(needles)
+        tail = b""
+        with archive.open(name) as stream:
+            while left and (chunk := stream.read(_CHUNK)):
+                data = tail + chunk
+                hits = {needle for needle in left if needle in data}
+                found += [(name, needle.decode()) for needle in sorted(hits)]
+                left -= hits
+                tail = data[-_OVERLAP:]
     return found
 
 

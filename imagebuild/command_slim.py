@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import click
 
 from imagebuild.arch import parse_arch
 from imagebuild.errors import CheckFailed, ManifestError
+from imagebuild.layer.archive import Archive
 from imagebuild.layer.binary import FileSource, FormatError, Source
 from imagebuild.layer.proof import NotProven, Proof, prove
 from imagebuild.layer.slim_file import slim_file
@@ -36,12 +36,12 @@ def _pairs(original: Path, edited: Path) -> Iterator[tuple[str, Path, Path]]:
             if (edited / name).is_file():
                 yield name, path, edited / name
     else:
-        with zipfile.ZipFile(original) as archive, tempfile.TemporaryDirectory(dir=edited.parent) as folder:
-            for info in archive.infolist():
-                if (edited / info.filename).is_file() and not info.filename.endswith(".dist-info/RECORD"):
-                    copy = Path(archive.extract(info, folder))
-                    yield info.filename, copy, edited / info.filename
-                    copy.unlink()
+        archive = Archive(original)
+        for name in archive.members:
+            if (edited / name).is_file() and not name.endswith(".dist-info/RECORD"):
+                with tempfile.TemporaryDirectory(dir=edited.parent) as folder:
+                    archive.unpack(Path(folder), name.__eq__)
+                    yield name, Path(folder, name), edited / name
 
 
 def _equal(a: Path, b: Path) -> bool:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from imagebuild.digest import digest
 from imagebuild.errors import IntegrityError
+from imagebuild.layer.archive import Archive
 from imagebuild.layer.base import base_entries
 from imagebuild.layer.deb import Spool
 from imagebuild.layer.spec import Artifact, FileInput, LayerSpec, layer_to_json
@@ -122,8 +122,7 @@ def _tools_folder(plan: Plan, parent: Path, locate: Locate) -> Path:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
             for artifact in plan.tools:
-                with zipfile.ZipFile(locate(artifact)) as archive:
-                    archive.extractall(folder)
+                Archive(locate(artifact), artifact.file).unpack(folder)
     return target
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from imagebuild.digest import digest
+from imagebuild.errors import IntegrityError
 from imagebuild.files import write_text
 from imagebuild.gpufacts import FileFacts, wheel_facts
+from imagebuild.layer.entries import LayerError
 from imagebuild.layer.spec import Artifact
 from imagebuild.toolbox import reader_digest
 
@@ -33,7 +35,12 @@ def plan_facts(
     if missing:
         size = sum(wheel.size for wheel in missing) / 1e9
         report(f"reading the GPU code of {len(missing)} wheels ({size:.1f} GB)")
-        found = wheel_facts([locate(w) for w in missing], folder, workers or os.cpu_count() or 1)
+        try:
+            found = wheel_facts([locate(w) for w in missing], folder, workers or os.cpu_count() or 1)
+        except LayerError as error:  # names the file in the cache, whose name is its sha256
+            origin, _, what = str(error).partition(": ")
+            file = next((w.file for w in missing if locate(w).name == origin), origin)
+            raise IntegrityError(f"{file}: {what}", hint="report it to the wheel's project") from error
         for wheel in missing:
             known[wheel] = facts = found.get(locate(wheel), ())
             text = _FACTS.dump_json(facts, exclude_defaults=True).decode()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from imagebuild.layer.archive import Archive
 from imagebuild.layer.binary import BytesSource, FileSource, FormatError, Source
 from imagebuild.layer.gpucode import Code
 from imagebuild.layer.scan import FileKind, Found, Place, Way, scan
@@ -120,26 +120,25 @@ def read_members(job: Job) -> list[FileFacts]:
     """Read some members of a wheel: what one job of a worker process does."""
     wheel, names, folder = job
     found = []
-    with zipfile.ZipFile(wheel) as archive:
-        for name in names:
-            info = archive.getinfo(name)
-            with archive.open(info) as stream:
-                facts = read_stream(stream, info.file_size, name, folder)
-            if facts is not None:
-                found.append(facts)
+    archive = Archive(wheel)
+    for name in names:
+        with archive.open(name) as stream:
+            facts = read_stream(stream, archive.members[name].file_size, name, folder)
+        if facts is not None:
+            found.append(facts)
     return found
 
 
 def wheel_jobs(wheel: Path, folder: Path | None) -> list[tuple[int, Job]]:
     """Split a wheel into jobs of about the same size: (bytes, job).
 
-    Raises zipfile.BadZipFile for what is no wheel.
+    Raises LayerError for what is no wheel.
     """
     jobs = []
     names: list[str] = []
     size = 0
-    with zipfile.ZipFile(wheel) as archive:
-        members = [i for i in archive.infolist() if not i.is_dir() and worth_opening(i.filename)]
+    infos = Archive(wheel).members.values()
+    members = [i for i in infos if not i.is_dir() and worth_opening(i.filename)]
     for member in sorted(members, key=lambda m: -m.file_size):
         names.append(member.filename)
         size += member.file_size

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from imagebuild.errors import IntegrityError, ManifestError
+from imagebuild.layer.archive import Archive
+from imagebuild.layer.entries import LayerError
 from imagebuild.layer.spec import Artifact
 from imagebuild.plan import Plan
 
@@ -24,12 +25,12 @@ def recorded(path: Path, name: str) -> dict[str, str]:
     Raises IntegrityError for a file without a readable RECORD.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            found = [n for n in archive.namelist() if n.endswith(".dist-info/RECORD") and n.count("/") == 1]
-            text = archive.read(found[0]).decode("utf-8")
-    except (zipfile.BadZipFile, IndexError, UnicodeDecodeError) as error:
+        archive = Archive(path, name)
+        found = [n for n in archive.members if n.endswith(".dist-info/RECORD") and n.count("/") == 1]
+        text = archive.text(found[0])
+        return {row[0]: row[1] for row in csv.reader(io.StringIO(text)) if len(row) == 3}
+    except (LayerError, IndexError, csv.Error) as error:
         raise IntegrityError(f"{name}: not a readable wheel: {error}") from error
-    return {row[0]: row[1] for row in csv.reader(io.StringIO(text)) if len(row) == 3}
 
 
 def find_overlaps(

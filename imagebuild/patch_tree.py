@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.catalog import read_stack, stack_lock
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.files import write_text
+from imagebuild.layer.archive import Archive
+from imagebuild.layer.entries import LayerError
 from imagebuild.layer.patching import PatchError, apply_all, sha256, split_lines
 from imagebuild.layer.spec import Artifact
 from imagebuild.ledger import CHANGE, MANIFEST, PROBE, Patch, read_patch
@@ -62,9 +63,8 @@ def stack_wheel(images: Path, name: str, package: str) -> Artifact:
 def unpack(wheel: Path, tree: Path) -> None:
     """Unpack the text files of a wheel below `tree`. Raises IntegrityError for a file that is none."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(tree, [n for n in archive.namelist() if not n.endswith(_BINARY)])
-    except (OSError, zipfile.BadZipFile) as error:
+        Archive(wheel).unpack(tree, lambda name: not name.endswith(_BINARY))
+    except (OSError, LayerError) as error:
         raise IntegrityError(f"{wheel}: not a readable wheel: {error}") from error
 
 

@@ -7,11 +7,12 @@ its file within a second instead of after minutes.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 from imagebuild.errors import IntegrityError
+from imagebuild.layer.archive import Archive
+from imagebuild.layer.entries import LayerError
 from imagebuild.layer.patching import PatchError
 from imagebuild.layer.patchset import Step, steps, touched
 from imagebuild.layer.spec import Artifact, LayerSpec
@@ -34,10 +35,9 @@ def wheel_files(path: Path, names: list[str]) -> dict[str, bytes]:
     Raises IntegrityError if the file is no wheel.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            there = set(archive.namelist())
-            return {name: archive.read(name) for name in names if name in there}
-    except (OSError, zipfile.BadZipFile) as error:
+        archive = Archive(path)
+        return {name: archive.read(name) for name in names if name in archive}
+    except (OSError, LayerError) as error:
         raise IntegrityError(f"{path}: not a readable wheel: {error}") from error
 
 

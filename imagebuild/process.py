@@ -85,10 +85,18 @@ def output(
     return out
 
 
-def feed(argv: Sequence[str], text: str, *, env: Mapping[str, str] | None = None, timeout: float = 60) -> str:
+def feed(
+    argv: Sequence[str],
+    text: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+    ok: Sequence[int] = (0,),
+) -> str:
     """Run a program with `text` as its standard input and return its standard output.
 
-    Raises as `output` does; neither the input nor the output shows up in errors.
+    Raises as `output` does, where `ok` are the exit statuses that are no failure; neither the
+    input nor the output shows up in errors.
     """
     process = _start(argv, None, env, subprocess.PIPE, subprocess.PIPE, subprocess.PIPE)
     try:
@@ -97,7 +105,7 @@ def feed(argv: Sequence[str], text: str, *, env: Mapping[str, str] | None = None
         raise BuildError(f"{argv[0]} did not finish in {timeout:.0f} s") from error
     finally:
         _stop(process)
-    if process.returncode != 0:
+    if process.returncode not in ok:
         raise BuildError(f"{shlex.join(argv)} exited {process.returncode}")
     return out
 

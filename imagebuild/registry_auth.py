@@ -22,6 +22,7 @@ from requests.auth import AuthBase
 from imagebuild import process
 from imagebuild.errors import ImageBuildError, PreconditionError
 
+_NO_LOGIN = "credentials not found"  # on standard output, with exit status 1
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -66,11 +67,27 @@ def find_login(host: str) -> Login | None:
         return Login(user, secret)
     if not helper:
         return None
+    return _asked(f"docker-credential-{helper}", host)
+
+
+def _asked(program: str, host: str) -> Login | None:
+    """Ask a credential helper (docker-credential-helpers' protocol); None if it has no such login.
+
+    Raises PreconditionError for a helper that is missing, fails or answers something else.
+    """
     try:
-        answer = json.loads(process.feed([f"docker-credential-{helper}", "get"], host))
-    except (ImageBuildError, ValueError):
-        return None
-    return Login(str(answer.get("Username", "")), str(answer.get("Secret", "")))
+        text = process.feed([program, "get"], f"{host}\n", ok=(0, 1))
+        if text.strip().startswith(_NO_LOGIN):
+            return None
+        answer = json.loads(text)
+        return Login(answer["Username"], answer["Secret"])
+    except (ImageBuildError, ValueError, TypeError, KeyError) as error:
+        # Its answer may hold a password, so a JSON error, which quotes it, is not shown.
+        what = error if isinstance(error, ImageBuildError) else "its answer is no login"
+        raise PreconditionError(
+            f"{program}, which docker's configuration names for {host}, does not work: {what}",
+            hint=f"docker login {host}, or take it out of docker's config.json",
+        ) from None
 
 
 class RegistryAuth(AuthBase):

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import struct
 import weakref
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
-from imagebuild.layer.entries import LayerError
+from imagebuild.layer.entries import LayerError, safe_path
 
 _IN, _OUT = 1 << 18, 1 << 20
 _LOCAL = struct.Struct("<4s22xHH")  # signature, …, length of the name, length of the extra field
 _EXTRA = 1 << 10
+_HEAD = 64
 _ENCRYPTED, _UTF8 = 0x1, 0x800
 _UNREADABLE = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError, OverflowError)
 # Deflate reaches 1032:1 on zeros. The largest of a stack's wheels, full of padding, is below 10:1.
@@ -67,16 +70,25 @@ class Archive:
         """Whether there is a member of that name."""
         return name in self.members
 
-    def open(self, name: str) -> Member:
+    def open(self, name: str) -> IO[bytes]:
         """Return a member's content as a stream. Raises LayerError if there is none or it is unreadable."""
         info = self.members.get(name)
         if info is None:
             raise LayerError(f"{self.origin}: has no {name}")
-        return Member(self, info)
+        return cast("IO[bytes]", Member(self, info))
 
     def read(self, name: str) -> bytes:
         """Return a member's content. Raises LayerError as `open` and reading do."""
         return self.open(name).read()
+
+    def unpack(self, folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
+        """Write the members whose name is wanted below `folder`. Raises LayerError, also for unsafe names."""
+        for name, info in self.members.items():
+            if not info.is_dir() and wanted(name):
+                target = folder / safe_path(name, self.origin)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with self.open(name) as stream, open(target, "wb") as out:
+                    shutil.copyfileobj(stream, out, _OUT)
 
     def text(self, name: str) -> str:
         """Return a member's content as text. Raises LayerError also where it is not UTF-8."""
@@ -87,7 +99,7 @@ class Archive:
 
 
 class Member(io.RawIOBase):
-    """One member's content, from its begin. `read(n)` may give less than n bytes before the end."""
+    """One member's content, from its begin. `read(n)` may give less than n bytes, but not less than 64."""
 
     def __init__(self, archive: Archive, info: zipfile.ZipInfo) -> None:
         self._archive, self._info = archive, info
@@ -112,8 +124,8 @@ class Member(io.RawIOBase):
         if size is None or size < 0:
             ready, self._ready = self._ready, b""
             return b"".join([ready, *self._pieces])
-        if not self._ready:
-            self._ready = next(self._pieces, b"")
+        while len(self._ready) < min(size, _HEAD) and (piece := next(self._pieces, b"")):
+            self._ready += piece
         data, self._ready = self._ready[:size], self._ready[size:]
         return data
 

@@ -75,7 +75,7 @@ def _installed_path(name: str, data_folder: str, project: str, scheme: Scheme) -
 def _member(archive: Archive, info: zipfile.ZipInfo, target: str) -> Entry:
     mode = 0o755 if (info.external_attr >> 16) & 0o111 else 0o644
     opener = functools.partial(archive.open, info.filename)
-    return Entry(target, "file", mode, size=info.file_size, open=opener)  # type: ignore[arg-type]
+    return Entry(target, "file", mode, size=info.file_size, open=opener)
 
 
 def _fix_shebang(entry: Entry, scheme: Scheme) -> Entry:

@@ -101,7 +101,8 @@ def serve(registry: Registry) -> ThreadingHTTPServer:
                 return
             name = uuid.uuid4().hex
             registry.uploads[name] = bytearray()
-            self.reply(202, Location=f"{path}{name}")
+            where = {} if fault == "no location" else {"Location": f"{path}{name}"}
+            self.reply(202, b"", **where)
 
         def patch_uploads(self, path: str, query: dict[str, str], fault: str) -> None:
             upload = registry.uploads.get(path.rpartition("/")[2])
@@ -133,6 +134,10 @@ def serve(registry: Registry) -> ThreadingHTTPServer:
 
         def put_uploads(self, path: str, query: dict[str, str], fault: str) -> None:
             upload = registry.uploads.pop(path.rpartition("/")[2], None)
+            if fault == "lose":
+                self.body()
+                self.reply(404)
+                return
             content = bytes(upload or b"") + self.body()
             if upload is None or f"sha256:{hashlib.sha256(content).hexdigest()}" != query["digest"]:
                 self.reply(400)

@@ -4,6 +4,7 @@
 import base64
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -50,7 +51,7 @@ def image(tmp_path):
 
 @pytest.fixture
 def push(registry, image, monkeypatch, tmp_path):
-    monkeypatch.setattr("imagebuild.registry.CHUNK_BYTES", 100_000)
+    monkeypatch.setattr("imagebuild.registry_upload.CHUNK_BYTES", 100_000)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
 
     def run(**more):
@@ -94,6 +95,9 @@ def test_layers_of_another_repository_are_mounted(registry, image, push):
         {"PATCH uploads": ["", "", "lose"]},
         {"PUT uploads": ["500"]},
         {"PUT uploads": ["drop"]},
+        {"PUT uploads": ["lose", "lose"]},
+        {"PATCH uploads": ["", "lose", "", "lose"], "PUT uploads": ["lose"]},
+        {"GET uploads": ["404"], "PATCH uploads": ["500"]},
         {"POST uploads": ["503", "drop"]},
         {"HEAD blobs": ["500", "drop"]},
         {"PUT manifests": ["502", "drop"]},
@@ -123,8 +127,12 @@ def test_an_upload_goes_on_where_it_broke(registry, image, push):
         ({"PUT manifests": ["500"] * 9}, PreconditionError, "500"),
         ({"POST uploads": ["403"] * 9}, PreconditionError, "answered 403"),
         ({"PATCH uploads": ["lose"] * 99}, PreconditionError, "lost the upload"),
+        ({"PUT uploads": ["lose"] * 99}, PreconditionError, "lost the upload"),
+        ({"PATCH uploads": ["413"] * 999}, PreconditionError, "does not take bytes 0 to .*answered 413"),
+        ({"PATCH uploads": ["half"] * 999}, PreconditionError, "does not take bytes"),
+        ({"POST uploads": ["no location"]}, PreconditionError, "no Location header"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_lasting_trouble_is_a_clear_error(registry, push, faults, error, message):
     registry.plan = {key: list(values) for key, values in faults.items()}
@@ -143,6 +151,71 @@ def test_docker_login_is_used(registry, image, push, tmp_path, token):
     (tmp_path / "docker" / "config.json").write_text(json.dumps(config))
     push()
     assert is_whole(registry, image)
+
+
+HELPER = """\
+#!/bin/sh
+# Speaks docker's credential helper protocol: the verb, the server on standard input, JSON back.
+[ "$1" = get ] || exit 1
+read -r server
+echo "$server" >>"$HELPER_LOG"
+[ "$server" = "$HELPER_SERVER" ] || { echo "credentials not found in native keychain"; exit 1; }
+printf '{"ServerURL": "%s", "Username": "user", "Secret": "hunter2"}' "$server"
+"""
+
+
+@pytest.fixture
+def helper(tmp_path, monkeypatch, registry):
+    """A real program docker-credential-vault on the PATH; returns the log of what it was asked."""
+    program = tmp_path / "bin" / "docker-credential-vault"
+    program.parent.mkdir()
+    program.write_text(HELPER)
+    program.chmod(0o755)
+    log = tmp_path / "asked"
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HELPER_LOG", str(log))
+    monkeypatch.setenv("HELPER_SERVER", registry.address)
+    (tmp_path / "docker").mkdir()
+    return log
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("whole", [False, True], ids=["credHelpers", "credsStore"])
+def test_a_credential_helper_is_asked(registry, image, push, tmp_path, helper, whole):
+    registry.login, registry.token = LOGIN, True
+    config = {"credsStore": "vault"} if whole else {"credHelpers": {registry.address: "vault"}}
+    (tmp_path / "docker" / "config.json").write_text(json.dumps(config))
+    push()
+    assert is_whole(registry, image)
+    assert helper.read_text().split() == [registry.address]
+
+
+@pytest.mark.subprocess
+def test_a_helper_without_the_login_means_none(registry, image, push, tmp_path, helper, monkeypatch):
+    monkeypatch.setenv("HELPER_SERVER", "elsewhere.example")
+    (tmp_path / "docker" / "config.json").write_text(json.dumps({"credsStore": "vault"}))
+    push()
+    registry.login = LOGIN
+    registry.blobs.clear()
+    with pytest.raises(PreconditionError, match="answered 401"):
+        push()
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("answer", ["exit 3", "echo no JSON", 'echo \'{"Username": "user"}\''])
+def test_a_broken_helper_is_named(registry, push, tmp_path, helper, answer):
+    (tmp_path / "bin" / "docker-credential-vault").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "docker" / "config.json").write_text(json.dumps({"credsStore": "vault"}))
+    with pytest.raises(PreconditionError, match="docker-credential-vault"):
+        push()
+
+
+@pytest.mark.subprocess
+def test_a_missing_helper_is_named(registry, push, tmp_path):
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "config.json").write_text(json.dumps({"credsStore": "nowhere"}))
+    with pytest.raises(PreconditionError, match="docker-credential-nowhere"):
+        push()
 
 
 def test_a_wrong_password_shows_nowhere(registry, push, tmp_path, caplog):

@@ -21,6 +21,7 @@ def make_wheel(folder, members, record=True, modes=None):
         rows = []
         for name, content in members.items():
             info = zipfile.ZipInfo(name)
+            info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = (modes or {}).get(name, 0o100644) << 16
             archive.writestr(info, content)
             raw = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
