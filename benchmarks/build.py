@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From fetched files to an image in a registry on 127.0.0.1: four ways to do it, on one machine.
 
-    python -m benchmarks.build [--only a,d] [--steps cold,patch,arch,pull] [--work DIR] [--arch sm_120]
+    python -m benchmarks.build [--only a,d,b:cold+pull] [--work DIR] [--arch sm_120]
 
 a: the embedded engine. p: the same without slimming. b: docker buildx with our Dockerfile. c: what
 a user would write, one RUN of pip install of the same lock. d: the floor, inflating, compressing
@@ -9,10 +9,11 @@ and hashing a's bytes and nothing else; e: the same for p. Every way begins with
 and in the page cache, and ends when the registry has the image.
 
 cold: empty caches but the downloads, and what `build` notes about the GPU code of each. patch: one
-changed line of a patch. arch: a second architecture. pull: `docker pull` into an empty daemon.
+changed line of a patch. arch: a second architecture. pull: `docker pull` of the first image into an
+empty daemon. A way does all four, or those named after a colon. Each has a registry of its own.
 
 Starts a registry (Debian's docker-registry) and, for b, c and pull, a Docker Engine of its own
-(scripts/install-docker puts the programs there; root). Needs 40 GB below --work.
+(scripts/install-docker puts the programs there; root). Needs 30 GB below --work.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ WAYS = {
     "a": "embedded engine", "p": "embedded engine, --no-slim", "b": "docker buildx, our Dockerfile",
     "c": "docker, one RUN of pip install", "d": "floor of a", "e": "floor of p",
 }  # fmt: skip
+FLOORS = {"d": "a", "e": "p"}
 STEPS = ("cold", "patch", "arch", "pull")
 PIP_DOCKERFILE = """\
 FROM scratch
@@ -161,6 +163,7 @@ def registry(bench: Bench) -> Iterator[int]:
     finally:
         server.terminate()
         server.wait()
+        shutil.rmtree(bench.work / "registry", ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -199,7 +202,7 @@ def daemon(bench: Bench) -> Iterator[tuple[int, dict[str, str]]]:
 def embedded(bench: Bench, way: str, steps: list[str]) -> None:
     """Measure the embedded engine."""
     slim = way == "a"
-    for step in steps:
+    for step in _builds(steps):
         arch = SECOND if step == "arch" else bench.arch
         project, cache = bench.project("patch" if step == "patch" else "cold"), bench.cache(way)
         plan = bench.plan(arch, slim=slim, project=project)
@@ -208,13 +211,14 @@ def embedded(bench: Bench, way: str, steps: list[str]) -> None:
         argv += ["--engine", "oci", "--cache-dir", str(cache), "--push", bench.push_to(way, step)]
         cost, out = measured([argv + ([] if slim else ["--no-slim"])], {})
         made = json.loads(out)
-        bench.note(way, step, cost, mb=round(made["size"] / 1e6), digest=made["digest"])
+        layers = [layer["digest"] for layer in pushed(bench, way, step)]
+        bench.note(way, step, cost, mb=round(made["size"] / 1e6), digest=made["digest"], layers=layers)
 
 
 def buildx(bench: Bench, steps: list[str]) -> None:
     """Measure docker with our Dockerfile, and docker push."""
     with daemon(bench) as (pid, env):
-        for step in steps:
+        for step in _builds(steps):
             arch = SECOND if step == "arch" else bench.arch
             project, cache = bench.project("patch" if step == "patch" else "cold"), bench.cache("b")
             plan = bench.plan(arch, project=project)
@@ -230,7 +234,7 @@ def buildx(bench: Bench, steps: list[str]) -> None:
 def pip(bench: Bench, steps: list[str]) -> None:
     """Measure a Dockerfile of one RUN, and docker push."""
     with daemon(bench) as (pid, env):
-        for step in steps:
+        for step in _builds(steps):
             plan = bench.plan(SECOND if step == "arch" else bench.arch)
             bench.fetched(plan)
             folder = _pip_context(bench, plan, "# changed" if step == "patch" else "# added")
@@ -301,8 +305,8 @@ def floor(bench: Bench, way: str, of: str) -> None:
     folder.mkdir()
     blobs = bench.work / of / "cache" / "blobs" / "sha256"
     tars = []
-    for layer in pushed(bench, of, "cold"):
-        name = layer["digest"].partition(":")[2]
+    for digest in bench.images[of]["cold"]["layers"]:
+        name = digest.partition(":")[2]
         tars.append(str(folder / name))
         with open(blobs / name, "rb") as source, open(tars[-1], "wb") as out:
             zstandard.ZstdDecompressor().copy_stream(source, out)
@@ -319,13 +323,31 @@ def floor(bench: Bench, way: str, of: str) -> None:
     bench.note(way, "cold", cost)
 
 
-def pull(bench: Bench, ways: list[str]) -> None:
-    """Measure docker pull of each cold image into an empty engine."""
-    for way in ways:
-        with daemon(bench) as (pid, env):
-            target = bench.push_to(way, "cold")
-            cost, _ = measured([["docker", "pull", "-q", target]], env, {pid})
-            bench.note(way, "pull", cost)
+def pull(bench: Bench, way: str) -> None:
+    """Measure docker pull of a way's first image into an empty engine."""
+    with daemon(bench) as (pid, env):
+        cost, _ = measured([["docker", "pull", "-q", bench.push_to(way, "cold")]], env, {pid})
+        bench.note(way, "pull", cost)
+
+
+def _builds(steps: list[str]) -> list[str]:
+    return [step for step in steps if step != "pull"]
+
+
+def run(bench: Bench, way: str, steps: list[str]) -> None:
+    """Measure one way."""
+    if way in FLOORS:
+        floor(bench, way, FLOORS[way])
+        return
+    with registry(bench):
+        if way in "ap":
+            embedded(bench, way, steps)
+        elif way == "b":
+            buildx(bench, steps)
+        else:
+            pip(bench, steps)
+        if "pull" in steps:
+            pull(bench, way)
 
 
 def ratios(costs: dict[str, dict[str, Cost]]) -> dict[str, float]:
@@ -392,39 +414,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure what was asked for; write the JSON and the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="a,d,p,e,b,c", help="ways, in this order (d needs a, e needs p)")
-    parser.add_argument("--steps", default=",".join(STEPS))
-    parser.add_argument("--work", type=Path, default=Path("/var/tmp/imagebuild-bench"))
-    parser.add_argument("--arch", default="sm_120")
-    options = parser.parse_args()
-    ways, steps = options.only.split(","), [s for s in STEPS if s in options.steps.split(",")]
-    shutil.rmtree(options.work, ignore_errors=True)
-    options.work.mkdir(parents=True)
-    bench = Bench(options.work.resolve(), options.arch)
-    for step in ("cold", "patch"):
-        bench.project(step)  # both now: the project may change while this runs
-    builds = [step for step in steps if step != "pull"]
-    try:
-        with registry(bench):
-            for way in ways:
-                {
-                    "a": lambda: embedded(bench, "a", builds), "p": lambda: embedded(bench, "p", builds[:1]),
-                    "b": lambda: buildx(bench, builds), "c": lambda: pip(bench, builds),
-                    "d": lambda: floor(bench, "d", "a"), "e": lambda: floor(bench, "e", "p"),
-                }[way]()  # fmt: skip
-            if "pull" in steps:
-                pull(bench, [way for way in ways if way in "apbc"])
-    finally:
-        shutil.rmtree(options.work, ignore_errors=True)
+def save(bench: Bench) -> dict[str, Any]:
+    """Write the JSON and put the table into docs/benchmarks.md; return what was written."""
     results = {
         "schema": 1,
         "date": time.strftime("%Y-%m-%d"),
-        "arch": options.arch,
+        "arch": bench.arch,
         "machine": machine(),
         "costs": {way: {step: asdict(cost) for step, cost in c.items()} for way, c in bench.costs.items()},
         "images": bench.images,
@@ -436,7 +431,35 @@ def main() -> None:
     TABLE.write_text(
         f"{before}{MARK_BEGIN}\n{table(results)}\n{MARK_END}{rest.split(MARK_END)[1]}", encoding="utf-8"
     )
-    print(table(results))
+    return results
+
+
+def main() -> None:
+    """Measure what was asked for; write the JSON and the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        default="a,d,p:cold+pull,e,b,c:cold+patch+pull",
+        help="ways, in this order (d needs a, e needs p)",
+    )
+    parser.add_argument("--work", type=Path, default=Path("/var/tmp/imagebuild-bench"))
+    parser.add_argument("--arch", default="sm_120")
+    options = parser.parse_args()
+    shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True)
+    bench = Bench(options.work.resolve(), options.arch)
+    for step in ("cold", "patch"):
+        bench.project(step)  # both now: the project may change while this runs
+    try:
+        for asked in options.only.split(","):
+            way, _, steps = asked.partition(":")
+            run(bench, way, steps.split("+") if steps else list(STEPS))
+            save(bench)
+    finally:
+        shutil.rmtree(options.work, ignore_errors=True)
+    print(table(save(bench)))
 
 
 if __name__ == "__main__":
