@@ -20,6 +20,7 @@ from imagebuild.command_compose import compose
 from imagebuild.command_models import models
 from imagebuild.command_patches import patches
 from imagebuild.command_plan import lock, plan, render
+from imagebuild.command_probe import probe
 from imagebuild.command_slim import slim
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.layer.entries import LayerError
@@ -66,7 +67,22 @@ def completion(shell: str) -> None:
     click.echo(ShellComplete.source(found(cli, {}, PROGRAM, _COMPLETE)))
 
 
-for command in (audit, bench, build, compose, fetch, gc, lock, models, patches, plan, render, slim, unpack):
+for command in (
+    audit,
+    bench,
+    build,
+    compose,
+    fetch,
+    gc,
+    lock,
+    models,
+    patches,
+    plan,
+    probe,
+    render,
+    slim,
+    unpack,
+):
     cli.add_command(command)
 
 

@@ -18,6 +18,7 @@ from imagebuild.bench.suite import Suite
 from imagebuild.catalog import project_root
 from imagebuild.cli import PROGRAM, cli
 from imagebuild.files import write_text
+from imagebuild.host.report import ADAPTER
 from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
 from imagebuild.models.source import ModelSource
@@ -69,8 +70,9 @@ def cli_reference() -> str:
 def generated(root: Path) -> dict[Path, str]:
     """Return every generated file of the project and its text."""
     files = {root / "docs" / "cli.md": cli_reference()}
-    for name, model in _MODELS.items():
-        text = json.dumps(model.model_json_schema(by_alias=True), indent=1, ensure_ascii=False) + "\n"
+    schemas = {name: model.model_json_schema(by_alias=True) for name, model in _MODELS.items()}
+    for name, schema in {**schemas, "host": ADAPTER.json_schema(mode="serialization")}.items():
+        text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
         files[root / "docs" / "schema" / f"{name}.schema.json"] = text
     return files
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-smi of hosts that we do not have: tests/data/hosts/NAME.txt is what it prints there.
+"""Hosts that we do not have. Their nvidia-smi: tests/data/hosts/NAME.txt is what it prints there.
 
 A section begins with `$ nvidia-smi ARGUMENTS # exit STATUS`; status `none`: it does not come back. The
 query of `smi.FIELDS` is written `--query-gpu`, others are written out. A command without a section fails.
@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from imagebuild.host import smi
+from imagebuild.host.facts import Containers, Host, HubAnswer, Limits, Machine, Storage
 from imagebuild.process import Ended
 
 FOLDER = Path(__file__).parent / "data" / "hosts"
@@ -42,3 +43,26 @@ def nvidia_smi(name):
 def gpus(name):
     """Return what we read there."""
     return smi.read(nvidia_smi(name))
+
+
+def machine(**other):
+    """A large server with everything in order."""
+    good = {
+        "kernel": "6.8.0-60-generic", "system": "Ubuntu 24.04.2 LTS", "architecture": "x86_64", "wsl": False,
+        "container": False, "cpus": 240, "numa_nodes": 2, "memory_mib": 2 << 20, "available_mib": 2 << 20,
+        "shm_mib": 1 << 20, "iommu": "", "limits": Limits(memlock=-1, nofile=1048576, stack=8 << 20),
+    }  # fmt: skip
+    return Machine(**{**good, **other})
+
+
+def containers(**other):
+    """Docker with NVIDIA's runtime."""
+    good = {"engine": "28.1.1", "runtimes": ("nvidia", "runc"), "compose": "2.35.1", "toolkit": "1.17.8"}
+    return Containers(**{**good, **other})
+
+
+def host(name, **other):
+    """That host's GPUs in a large server with the model on its disk."""
+    storage = Storage("/data/models", 595 * 10**9, 595 * 10**9, 10**12, None, None)
+    good = {"machine": machine(), "containers": containers(), "storage": storage, "hub": HubAnswer()}
+    return Host(gpus=gpus(name), **{**good, **other})

@@ -28,6 +28,7 @@ _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _ATTEMPTS = 5
 _MAX_WAIT_S = 120.0
 _TIMEOUT_S = 30.0
+_REACH_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,18 @@ def open_hub(token_file: Path | None = None) -> Hub:
     if not token or len(token.split()) != 1:
         raise ManifestError(f"--token-file {token_file}: expected one token and nothing else")
     return Hub(endpoint, token)
+
+
+def reach(hub: Hub, repo: str, revision: str) -> str:
+    """Ask once, without patience, and return the commit of a revision. Raises as `snapshot` does."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=hub.endpoint, token=hub.token or False, library_name="imagebuild")
+    try:
+        with _explained(hub, f"{repo} at {revision}"):
+            return api.model_info(repo, revision=revision, timeout=_REACH_S).sha or ""
+    except _Passing as trouble:
+        raise trouble.error from trouble.__cause__
 
 
 def snapshot(hub: Hub, repo: str, revision: str) -> Snapshot:
