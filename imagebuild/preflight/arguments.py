@@ -3,14 +3,16 @@
 
 Reads JSON from standard input: {"runs": [[word, ...], ...], "gpu": null or {"capability": [10, 3],
 "name": ..., "memory": bytes, "count": 8}}. With a `gpu`, torch.cuda answers for that one; nothing of SGLang
-is replaced. Writes one JSON line per run: {"refused": why}, or {"effective": the values that differ from
-SGLang's defaults, "said": SGLang's lines about what it changed}.
+is replaced. Its "operators", a capability, are those that the image has, if it is another arch's: sgl_kernel
+is then imported as on that one. Writes one JSON line per run: {"refused": why}, or {"effective": the values
+that differ from SGLang's defaults, "said": SGLang's lines about what it changed}.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import json
 import logging
@@ -106,8 +108,12 @@ def resolve(words: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Answer every run of the request."""
     request = json.load(sys.stdin)
-    if request["gpu"] is not None:
-        pretend(request["gpu"])
+    gpu = request["gpu"]
+    if gpu is not None:
+        if "operators" in gpu:
+            pretend({**gpu, "capability": gpu["operators"]})
+            importlib.import_module("sgl_kernel")
+        pretend(gpu)
     with contextlib.redirect_stdout(sys.stderr):
         answers = [resolve(words) for words in request["runs"]]
     for answer in answers:

@@ -13,11 +13,19 @@ from pathlib import Path
 import pytest
 import testinfra
 
+from imagebuild.arch import parse_arch
 from imagebuild.catalog import project_root
+from imagebuild.models.gpus import read_gpus
 from imagebuild.plan import LABEL_PREFIX
 from imagebuild.resolve import resolve
 
-PROBES = Path(__file__).parent / "probes"
+HERE = Path(__file__).parent
+PROBES = HERE / "probes"
+# K2.6-shaped configurations without weights, where the services' flags look for them.
+SHAPES = {
+    "k26": "/models/Kimi-K2.6",
+    "drafter": "/drafter/Kimi-K2.6-DFlash-tmp-long",
+}
 
 
 def pytest_addoption(parser):
@@ -26,8 +34,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    here = Path(__file__).parent
-    chosen = [item for item in items if here in Path(item.fspath).parents]
+    chosen = [item for item in items if HERE in Path(item.fspath).parents]
     for item in chosen:
         item.add_marker(pytest.mark.image)
     if chosen and not (config.getoption("--image") and config.getoption("--arch")):
@@ -66,6 +73,7 @@ def config(reference):
 def host(reference):
     """A running container without network; `host` is testinfra's."""
     options = ["--pull=never", "--detach", "--rm", "--network=none", f"--volume={PROBES}:/probes:ro"]
+    options += [f"--volume={HERE}/models/{name}:{place}:ro" for name, place in SHAPES.items()]
     name = _docker("run", *options, "--entrypoint=sleep", reference, "3600")
     yield testinfra.get_host(f"docker://{name}")
     _docker("rm", "--force", name)
@@ -82,6 +90,40 @@ def probe(host):
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     return run
+
+
+@pytest.fixture(scope="session")
+def sglang(host, plan, stubs):
+    """Return a function: an arch and command lines → what SGLang makes of each, for 8 GPUs of that arch.
+
+    It runs the code of the image's own preflight, all command lines in one process.
+    """
+    name, images = host.backend.name, project_root() / "images"
+
+    def run(arch, *lines):
+        gpu = next(gpu for gpu in read_gpus(images) if gpu.arch == arch)
+        wanted = {"name": gpu.name, "memory": gpu.memory_mib << 20, "count": 8}
+        wanted["capability"] = parse_arch(arch).capability
+        wanted["operators"] = parse_arch(plan.arch).capability
+        request = json.dumps({"gpu": wanted, "runs": [list(line) for line in lines]})
+        env = {**resolve(images, arch).config.env, "LD_LIBRARY_PATH": stubs.partition("=")[2]}
+        options = [f"--env={key}={value}" for key, value in env.items()]
+        script = f"{plan_code(plan)}/imagebuild/preflight/arguments.py"
+        done = subprocess.run(
+            ["docker", "exec", "--interactive", *options, name, "python", "-P", script],
+            input=request, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-6000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def plan_code(plan):
+    """Return the folder of our own code in the image."""
+    end = "/imagebuild/preflight/main.py"
+    (main,) = [file.target for file in plan.layers[-1].files if file.target.endswith(end)]
+    return main.removesuffix(end)
 
 
 @pytest.fixture(scope="session")

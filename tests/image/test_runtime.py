@@ -19,7 +19,13 @@ def test_cache_folders_are_writable_by_the_user_and_group_zero(plan, host):
 
 def test_nothing_else_is_writable_by_the_user(host):
     command = "find / -xdev -writable ! -type l ! -path '/proc/*' ! -path '/dev/*' ! -path '/cache*'"
-    assert sorted(host.run(command).stdout.split()) == ["/home/k26", "/run/lock", "/tmp", "/var/tmp"]
+    assert sorted(host.run(command).stdout.split()) == [
+        "/drafter",
+        "/home/k26",
+        "/run/lock",
+        "/tmp",
+        "/var/tmp",
+    ]
 
 
 @pytest.mark.parametrize("user", ["1000:0", "5000:0", "0:0"])
@@ -36,6 +42,7 @@ def test_without_a_command_the_image_says_what_it_is(docker, reference, plan):
     out = docker("run", "--rm", "--pull=never", "--network=none", reference)
     assert plan.arch in out
     assert "serve ARGS" in out
+    assert "check ARGS" in out
 
 
 def test_serve_reaches_sglang(docker, reference):

@@ -1,105 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own argument resolution for this arch, on K2.6-shaped configurations without weights."""
+"""SGLang's own argument resolution: every service on every arch, and what it refuses.
 
-import subprocess
+The effective flags of all services are golden files: UPDATE_SNAPSHOTS=1 writes them, read the diff then.
+"""
+
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from imagebuild.arch import parse_arch
+from imagebuild.catalog import arch_names, project_root
+from imagebuild.serving.service import read_model_recipes, services_of
 
-MODELS = Path(__file__).parent / "models"
-MEMORY_MIB = {"sm_103": 275040, "sm_120": 97887, "sm_90": 143771}
-EXPECTED: dict[str, dict[str, object]] = {
-    "sm_103": {"attention_backend": "trtllm_mla", "page_size": 64},
-    "sm_120": {"attention_backend": "triton"},
-    "sm_90": {"attention_backend": "fa3"},
+ROOT = project_root()
+GOLDEN = Path(__file__).parent / "golden"
+RECIPES = read_model_recipes(ROOT / "compose", ROOT / "images", "k26")
+MODEL = ["--model-path", "/models/Kimi-K2.6", "--trust-remote-code"]
+DFLASH = [
+    *MODEL, "--speculative-algorithm", "DFLASH",
+    "--speculative-draft-model-path", "/drafter/Kimi-K2.6-DFlash-tmp-long",
+]  # fmt: skip
+ATTENTION = {"sm_103": "trtllm_mla", "sm_120": "triton", "sm_90": "fa3"}
+LOST = {
+    "steps": ["--speculative-num-steps", "3"],
+    "topk": ["--speculative-eagle-topk", "4"],
+    "draft backend": ["--speculative-draft-attention-backend", "trtllm_mha"],
+    "mixed chunk": ["--enable-mixed-chunk"],
 }
-COMMON = ["--trust-remote-code", "--reasoning-parser", "kimi_k2", "--tool-call-parser", "kimi_k2"]
-DFLASH = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "/tmp/models/drafter"]
+CASES = {
+    "bare": [*DFLASH, "--tp", "8"],
+    "pp with dflash": [*DFLASH, "--pp-size", "8"],
+    "dp attention with dflash": [*DFLASH, "--tp", "8", "--dp-size", "8", "--enable-dp-attention"],
+    "unknown flag": [*MODEL, "--tp", "8", "--no-such-flag"],
+    "trtllm_mla": [*MODEL, "--tp", "8", "--attention-backend", "trtllm_mla"],
+    "kept": [
+        *DFLASH, "--tp", "8", "--max-running-requests", "7",
+        "--speculative-draft-attention-backend", "triton",
+    ],
+    "prefill graph": [*DFLASH, "--tp", "8", "--cuda-graph-backend-prefill", "tc_piecewise"],
+    "no such tree": [*MODEL, "--tp", "8", "--speculative-algorithm", "NOSUCHTREE"],
+    "key": [*MODEL, "--tp", "8", "--api-key", "topsecret"],
+    **{name: [*DFLASH, "--tp", "8", *words] for name, words in LOST.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arch", [pytest.param(arch, marks=pytest.mark.slow) for arch in arch_names(ROOT / "images")]
+)
+def test_every_service_has_the_golden_effective_flags(sglang, arch):
+    servings = services_of(RECIPES, arch)
+    answers = sglang(arch, *(serving.flags for serving in servings))
+    named = {serving.service: answer for serving, answer in zip(servings, answers, strict=True)}
+    assert {name: answer["refused"] for name, answer in named.items() if "refused" in answer} == {}
+    found = {name: answer["effective"] for name, answer in named.items()}
+    path = GOLDEN / f"{arch}.json"
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    assert found == json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def resolve_args(plan, host, probe, stubs):
-    """Return a function: SGLang arguments → effective values or why they are refused."""
-    name = host.backend.name
-    subprocess.run(["docker", "cp", str(MODELS), f"{name}:/tmp/models"], check=True, capture_output=True)
-    arch = parse_arch(plan.arch)
-    gpu = arch.gpus[0]
-
-    def run(*args):
-        capability = [str(part) for part in arch.capability]
-        words = [*capability, gpu, str(MEMORY_MIB[plan.arch]), "--model-path", "/tmp/models/k26", *COMMON]
-        return probe("server_args", *words, *args, env=stubs)
-
-    return run
+def answers(plan, sglang):
+    return dict(zip(CASES, sglang(plan.arch, *CASES.values()), strict=True))
 
 
-def test_tp8_with_dflash(plan, resolve_args):
-    found = resolve_args("--tp", "8", *DFLASH)
-    assert "refused" not in found, found
-    assert found["speculative_algorithm"] == "DFLASH"
+def test_sglangs_own_choices_with_dflash(plan, answers):
+    found = answers["bare"]["effective"]
     assert found["speculative_num_draft_tokens"] == 8
-    expected = EXPECTED[plan.arch]
-    assert {key: found[key] for key in expected} == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [["--tp", "8", "--ep-size", "8"], ["--tp", "8", "--ep-size", "4"]])
-def test_expert_parallel_with_dflash(resolve_args, layout):
-    found = resolve_args(*layout, *DFLASH)
-    assert found.get("ep_size") == int(layout[3]), found
-
-
-@pytest.mark.slow
-def test_pipeline_parallel_is_accepted_without_and_refused_with_dflash(resolve_args):
-    assert resolve_args("--pp-size", "8")["pp_size"] == 8
-    assert "refused" in resolve_args("--pp-size", "8", *DFLASH)
-
-
-@pytest.mark.slow
-def test_an_unknown_flag_is_refused(resolve_args):
-    assert "refused" in resolve_args("--tp", "8", "--no-such-flag")
-
-
-def test_dflash_says_once_which_flags_are_in_effect(plan, resolve_args):
-    (line,) = resolve_args("--tp", "8", *DFLASH)["effective"]
-    backend = EXPECTED[plan.arch]["attention_backend"]
-    assert f"--decode-attention-backend {backend} " in line
+    assert found["attention_backend"] == ATTENTION[plan.arch]
+    (line,) = [line for line in answers["bare"]["said"] if "effective flags" in line]
+    assert f"--decode-attention-backend {ATTENTION[plan.arch]} " in line
     assert "--speculative-num-draft-tokens 8 " in line
     assert "--max-running-requests 48" in line
 
 
-def test_mla_backends_without_kernels_are_refused(plan, resolve_args):
-    found = resolve_args("--tp", "8", "--attention-backend", "trtllm_mla")
-    assert ("refused" in found) == (plan.arch != "sm_103"), found
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "lost",
-    [
-        ["--speculative-num-steps", "3"],
-        ["--speculative-eagle-topk", "4"],
-        ["--speculative-draft-attention-backend", "trtllm_mha"],
-        ["--enable-mixed-chunk"],
-    ],
-    ids=lambda words: words[0],
+    "case", ["pp with dflash", "dp attention with dflash", "unknown flag", "no such tree"]
 )
-def test_dflash_refuses_a_flag_that_it_would_lose(resolve_args, lost):
-    found = resolve_args("--tp", "8", *DFLASH, *lost)
-    assert lost[0] in found.get("refused", ""), found
+def test_what_sglang_refuses(answers, case):
+    assert "refused" in answers[case]
 
 
-@pytest.mark.slow
-def test_dflash_keeps_what_the_user_set(resolve_args):
-    words = ["--max-running-requests", "7", "--speculative-draft-attention-backend", "triton"]
-    found = resolve_args("--tp", "8", *DFLASH, *words)
+def test_a_refusal_says_why(answers):
+    assert "--no-such-flag" in answers["unknown flag"]["refused"]
+    assert "pp_size == 1" in answers["pp with dflash"]["refused"]
+
+
+def test_mla_backends_without_kernels_are_refused(plan, answers):
+    assert ("refused" in answers["trtllm_mla"]) == (plan.arch != "sm_103"), answers["trtllm_mla"]
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_dflash_refuses_a_flag_that_it_would_lose(answers, case):
+    assert LOST[case][0] in answers[case].get("refused", ""), answers[case]
+
+
+def test_dflash_keeps_what_the_user_set(answers):
+    found = answers["kept"]["effective"]
     assert (found["max_running_requests"], found["speculative_draft_attention_backend"]) == (7, "triton")
 
 
-@pytest.mark.slow
-def test_dflash_with_trtllm_mla_refuses_a_prefill_graph(plan, resolve_args):
-    words = ["--cuda-graph-backend-prefill", "tc_piecewise"]
-    found = resolve_args("--tp", "8", *DFLASH, *words)
-    assert ("refused" in found) == (plan.arch == "sm_103"), found
+def test_dflash_with_trtllm_mla_refuses_a_prefill_graph(plan, answers):
+    assert ("refused" in answers["prefill graph"]) == (plan.arch == "sm_103"), answers["prefill graph"]
+
+
+def test_no_key_is_told(answers):
+    assert answers["key"]["effective"]["api_key"] == "***"
+    assert "topsecret" not in json.dumps(answers["key"])
