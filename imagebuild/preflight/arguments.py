@@ -16,12 +16,14 @@ import importlib
 import io
 import json
 import logging
+import re
 import sys
 import types
 from typing import Any
 
 # Drawn anew at every start, or no setting of the server.
 _LEFT_OUT = {"random_seed", "nccl_port", "model_config"}
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LOGGERS = ("sglang.srt.server_args", "sglang.srt.arg_groups")
 
 
@@ -56,7 +58,7 @@ class _Keep(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        self.lines.append(_COLOURS.sub("", record.getMessage()))
 
 
 def effective(args: Any) -> dict[str, Any]:

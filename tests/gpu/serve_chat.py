@@ -45,7 +45,8 @@ ADDED: dict[str, tuple[str, str]] = {
     "--dtype": ("float32", "the kit's exact models"),
     "--sampling-backend": ("pytorch", "FlashInfer's would be compiled first"),
     "--grammar-backend": ("none", "XGrammar is not carried"),
-    "--cuda-graph-max-bs": ("8", "few graphs to capture"),
+    "--cuda-graph-max-bs-decode": ("8", "few graphs to capture"),
+    "--max-total-tokens": ("65536", "a small pool is made at once"),
     "--cuda-graph-backend-prefill": ("disabled", "the same"),
 }
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
@@ -103,7 +104,8 @@ def prepare(folder: Path, models: Path) -> dict[str, str]:
     write_tokenizer(models / TARGET)
     bin_folder = Path("/cache/bin")
     bin_folder.mkdir(exist_ok=True)
-    (bin_folder / "sglang").write_text(f'#!/bin/sh\nexec {sys.executable} -m sglang.cli.main "$@"\n')
+    start = "from sglang.cli.main import main\n\nif __name__ == '__main__':\n    main()\n"
+    (bin_folder / "sglang").write_text(f"#!{sys.executable}\n{start}")
     (bin_folder / "sglang").chmod(0o755)
     return {
         **os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "IMAGEBUILD_BIND": "0.0.0.0",
