@@ -17,6 +17,7 @@ from imagebuild.command_audit import audit
 from imagebuild.command_bench import bench
 from imagebuild.command_build import build, fetch, gc, unpack
 from imagebuild.command_compose import compose
+from imagebuild.command_kubernetes import kubernetes
 from imagebuild.command_models import models
 from imagebuild.command_patches import patches
 from imagebuild.command_plan import lock, plan, render
@@ -74,6 +75,7 @@ for command in (
     compose,
     fetch,
     gc,
+    kubernetes,
     lock,
     models,
     patches,
