@@ -19,16 +19,13 @@ Starts a registry (Debian's docker-registry) and, for b, c and pull, a Docker En
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,12 +42,12 @@ from imagebuild.layer.patching import apply_file, parse, sha256
 from imagebuild.plan import Plan
 from imagebuild.resolve import resolve
 from imagebuild.settings import load_settings
+from tests.daemons import free_port, own_engine, own_registry
 
 ROOT = project_root().resolve()
 RESULTS = ROOT / "benchmarks" / "results" / "build.json"
 TABLE = ROOT / "docs" / "benchmarks.md"
 MARK_BEGIN, MARK_END = "<!-- build: begin -->", "<!-- build: end -->"
-ENGINE = Path("/opt/imagebuild-docker/usr")
 SECOND, PATCH = "sm_103", "jit-arch-suffix"
 WAYS = {
     "a": "embedded engine", "p": "embedded engine, --no-slim", "b": "docker buildx, our Dockerfile",
@@ -74,7 +71,7 @@ class Bench:
     def __init__(self, work: Path, arch: str) -> None:
         self.work, self.arch = work, arch
         self.store = Store(load_settings({}).cache_dir)
-        self.port = _free_port()
+        self.port = free_port()
         self.costs: dict[str, dict[str, Cost]] = {}
         self.images: dict[str, dict[str, Any]] = {}
 
@@ -120,12 +117,6 @@ class Bench:
         print(f"{way} {step}: {cost} {image or ''}", file=sys.stderr, flush=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _change_patch(project: Path, plan: Plan, store: Store) -> None:
     """Change one added line of a patch, and the hash that its description states."""
     folder = project / "images" / "patches" / PATCH
@@ -143,60 +134,6 @@ def _change_patch(project: Path, plan: Plan, store: Store) -> None:
     wheel = next(a for a in plan.artifacts if a.name == described["package"])
     patched = apply_file(Archive(store.path(wheel.sha256)).read(path), parse("".join(lines), PATCH)[0])
     (folder / "patch.yaml").write_text(about.replace(states["after"], sha256(patched)), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def registry(bench: Bench) -> Iterator[int]:
-    """Run Debian's docker-registry; yield its process id."""
-    config = bench.work / "registry.yml"
-    store = f"filesystem: {{rootdirectory: {bench.work / 'registry'}}}"
-    config.write_text(
-        f"version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\nstorage:\n  {store}\n"
-        f"http: {{addr: 127.0.0.1:{bench.port}}}\n"
-    )
-    server = subprocess.Popen(
-        ["docker-registry", "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        time.sleep(1)
-        yield server.pid
-    finally:
-        server.terminate()
-        server.wait()
-        shutil.rmtree(bench.work / "registry", ignore_errors=True)
-
-
-@contextlib.contextmanager
-def daemon(bench: Bench) -> Iterator[tuple[int, dict[str, str]]]:
-    """Run a Docker Engine with nothing in it; yield its process id and the environment that reaches it."""
-    folder = bench.work / "engine"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / "daemon.json").write_text("{}")
-    address = f"unix://{folder}/docker.sock"
-    path = f"{ENGINE}/bin:{ENGINE}/sbin:{os.environ['PATH']}"
-    argv = [str(ENGINE / "sbin" / "dockerd"), f"--config-file={folder}/daemon.json", f"--host={address}"]
-    argv += [f"--data-root={folder}/data", f"--exec-root={folder}/run", f"--pidfile={folder}/pid"]
-    argv += ["--storage-driver=overlay2", f"--init-path={ENGINE}/bin/docker-init"]
-    argv += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
-    with open(folder / "log", "wb") as log:
-        server = subprocess.Popen(argv, env={**os.environ, "PATH": path}, stdout=log, stderr=log)
-    env = {"DOCKER_HOST": address, "DOCKER_CONFIG": str(folder / "client")}
-    try:
-        for _ in range(100):
-            done = subprocess.run(
-                ["docker", "version"], env={**os.environ, **env}, capture_output=True, check=False
-            )
-            if done.returncode == 0:
-                break
-            time.sleep(0.2)
-        else:
-            sys.exit(f"the Docker Engine did not start: {(folder / 'log').read_text()[-2000:]}")
-        yield server.pid, env
-    finally:
-        server.terminate()
-        server.wait()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def embedded(bench: Bench, way: str, steps: list[str]) -> None:
@@ -217,7 +154,7 @@ def embedded(bench: Bench, way: str, steps: list[str]) -> None:
 
 def buildx(bench: Bench, steps: list[str]) -> None:
     """Measure docker with our Dockerfile, and docker push."""
-    with daemon(bench) as (pid, env):
+    with own_engine(bench.work / "engine") as (pid, env):
         for step in _builds(steps):
             arch = SECOND if step == "arch" else bench.arch
             project, cache = bench.project("patch" if step == "patch" else "cold"), bench.cache("b")
@@ -233,8 +170,10 @@ def buildx(bench: Bench, steps: list[str]) -> None:
 
 def pip(bench: Bench, steps: list[str]) -> None:
     """Measure a Dockerfile of one RUN, and docker push."""
-    with daemon(bench) as (pid, env):
+    with own_engine(bench.work / "engine") as (pid, env):
         for step in _builds(steps):
+            if step != "cold":
+                _make_room(bench.push_to("c", "cold"), env)
             plan = bench.plan(SECOND if step == "arch" else bench.arch)
             bench.fetched(plan)
             folder = _pip_context(bench, plan, "# changed" if step == "patch" else "# added")
@@ -248,6 +187,12 @@ def pip(bench: Bench, steps: list[str]) -> None:
             ]
             cost, _ = measured([[*build, str(folder)], ["docker", "push", "-q", target]], env, {pid})
             bench.note("c", step, cost, mb=pushed_mb(bench, "c", step))
+
+
+def _make_room(image: str, env: dict[str, str]) -> None:
+    """Remove an image and its layers; the copy of the wheels in the daemon stays."""
+    for argv in (["rmi", image], ["builder", "prune", "-af", "--filter", "type=regular"]):
+        subprocess.run(["docker", *argv], env={**os.environ, **env}, capture_output=True, check=True)
 
 
 def _pip_context(bench: Bench, plan: Plan, line: str) -> Path:
@@ -325,7 +270,7 @@ def floor(bench: Bench, way: str, of: str) -> None:
 
 def pull(bench: Bench, way: str) -> None:
     """Measure docker pull of a way's first image into an empty engine."""
-    with daemon(bench) as (pid, env):
+    with own_engine(bench.work / "engine") as (pid, env):
         cost, _ = measured([["docker", "pull", "-q", bench.push_to(way, "cold")]], env, {pid})
         bench.note(way, "pull", cost)
 
@@ -339,7 +284,7 @@ def run(bench: Bench, way: str, steps: list[str]) -> None:
     if way in FLOORS:
         floor(bench, way, FLOORS[way])
         return
-    with registry(bench):
+    with own_registry(bench.work / "registry", bench.port):
         if way in "ap":
             embedded(bench, way, steps)
         elif way == "b":

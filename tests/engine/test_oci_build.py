@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemons import free_port, own_registry
 from tests.trees import docker_tree, layout_tree
-
-PORT = 5077
 
 
 def docker(*argv):
@@ -34,15 +33,8 @@ def oci(project, *args, prefix=(), **env):
 @pytest.fixture
 def registry(tmp_path):
     """Debian's docker-registry on loopback."""
-    config = tmp_path / "registry.yml"
-    storage = tmp_path / "registry"
-    store = f"filesystem: {{rootdirectory: {storage}}}"
-    config.write_text(f"version: 0.1\nstorage:\n  {store}\nhttp: {{addr: 127.0.0.1:{PORT}}}\n")
-    server = subprocess.Popen(["docker-registry", "serve", str(config)], stderr=subprocess.DEVNULL)
-    time.sleep(1)
-    yield f"127.0.0.1:{PORT}"
-    server.terminate()
-    server.wait()
+    with own_registry(tmp_path / "registry", free_port()) as address:
+        yield address
 
 
 def test_a_layout_that_skopeo_copies(project, tmp_path):
