@@ -397,6 +397,9 @@ def main() -> None:
     bench = Bench(options.work.resolve(), options.arch)
     for step in ("cold", "patch"):
         bench.project(step)  # both now: the project may change while this runs
+    for arch in (bench.arch, SECOND):  # `build` would read the GPU code of each wheel once
+        audit = [sys.executable, str(bench.project("cold") / "build.py"), "audit", "--arch", arch]
+        subprocess.run(audit, stdout=subprocess.DEVNULL, check=True)
     try:
         for asked in options.only.split(","):
             way, _, steps = asked.partition(":")

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from imagebuild.models.hashing import cores  # noqa: E402
+from imagebuild.crew import cores  # noqa: E402
 from imagebuild.models.lockfile import LockedFile, LockedRepo  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "models.json"

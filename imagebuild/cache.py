@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from imagebuild.crew import cores
 from imagebuild.errors import IntegrityError, PreconditionError
 from imagebuild.layer.spec import Artifact
 from imagebuild.progress import Progress, Quiet, files_text, size_text
@@ -96,7 +97,7 @@ class Store:
         wanted = list({a.sha256: a for a in artifacts}.values())
         progress = progress or Quiet()
         total = sum(a.size for a in wanted)
-        with progress.task("checking hashes", total) as task, ThreadPoolExecutor(os.cpu_count()) as pool:
+        with progress.task("checking hashes", total) as task, ThreadPoolExecutor(cores()) as pool:
             try:
                 found = list(pool.map(lambda a: self._hash(a, task.advance), wanted))
             except BaseException:

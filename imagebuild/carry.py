@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagebuild.cache import Store, blocks, check_space, disk_error, hash_file, write_all
+from imagebuild.crew import Stopped
 from imagebuild.errors import IntegrityError, ManifestError, PreconditionError
 from imagebuild.layer.spec import Artifact
 from imagebuild.progress import Progress, Quiet, files_text
-from imagebuild.transfer import Stopped
 
 SUMS = "SHA256SUMS"
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from imagebuild.arch import parse_arch
 from imagebuild.audit import Audit, judge
 from imagebuild.audit_sources import path_facts, tar_facts
 from imagebuild.audit_text import difference, from_json, table, to_json
+from imagebuild.crew import cores
 from imagebuild.engine_docker import DockerEngine
 from imagebuild.errors import CheckFailed, ManifestError
 from imagebuild.fetch import fetch
@@ -58,7 +58,7 @@ def _of_path(source: str, arch: str) -> Audit:
             return from_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             raise ManifestError(f"{path}: not a report of `audit --json`: {error}") from None
-    return judge(path_facts(path, os.cpu_count() or 1), gpu, policy_of(images_dir(), gpu), whole=False)
+    return judge(path_facts(path, cores()), gpu, policy_of(images_dir(), gpu), whole=False)
 
 
 def _of_image(reference: str, options: AuditOptions) -> Audit:

@@ -7,9 +7,9 @@ The only step of a build that uses the network, on the host, with the host's own
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from imagebuild.cache import DiskTrouble, Store
 from imagebuild.carry import copy_in, export_to, find_in
+from imagebuild.crew import POLL_S, Counter, work_together
 from imagebuild.errors import ImageBuildError, IntegrityError, ManifestError, PreconditionError
 from imagebuild.hostconf import HostNetwork, apt_proxies, host_network
 from imagebuild.layer.spec import Artifact
@@ -25,15 +26,13 @@ from imagebuild.progress import Progress, Quiet, Task, files_text, size_text
 from imagebuild.redact import without_credentials
 from imagebuild.session import LoginRefused, Reach, Session, open_session
 from imagebuild.settings import Settings
-from imagebuild.transfer import NotThere, Retry, Stopped, Unreachable, download, patiently
+from imagebuild.transfer import NotThere, Retry, Unreachable, download, patiently
 
 __all__ = ["Retry", "export_to", "fetch"]
 
 log = logging.getLogger(__name__)
 
 DETAIL_SIZE = 20_000_000  # bytes; files from this size on get a bar of their own
-_POLL_S = 0.2
-_GOODBYE_S = 3.0
 _SHOWN = 10  # failures told in full
 
 # Brings one file, True; False if another process is at it. Raises an ImageBuildError, or Stopped.
@@ -49,7 +48,6 @@ class _Run:
     todo: deque[Artifact]
     busy: deque[Artifact] = field(default_factory=deque)  # another process was at them
     failures: list[tuple[Artifact, ImageBuildError]] = field(default_factory=list)
-    crash: BaseException | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -186,24 +184,7 @@ def _work(run: _Run, workers: list[_Bring], title: str, *, resumes: bool) -> Non
     parts = {a.sha256: run.store.part_size(a.sha256) if resumes else 0 for a in run.todo}
     total = sum(a.size for a in run.todo)
     with run.progress.task(title, total or None, done=sum(parts.values())) as overall:
-        threads = [
-            threading.Thread(target=_loop, args=(run, bring, overall, parts), daemon=True)
-            for bring in workers
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(_POLL_S)
-        except BaseException:
-            run.stop.set()
-            end = time.monotonic() + _GOODBYE_S
-            for thread in threads:
-                thread.join(max(0.0, end - time.monotonic()))
-            raise
-    if run.crash is not None:
-        raise run.crash
+        work_together([functools.partial(_loop, run, bring, overall, parts) for bring in workers], run.stop)
 
 
 def _loop(run: _Run, bring: _Bring, overall: Task, parts: dict[str, int]) -> None:
@@ -216,47 +197,24 @@ def _loop(run: _Run, bring: _Bring, overall: Task, parts: dict[str, int]) -> Non
                 continue  # another thread took the last one of the first queue
             return
         if queue is run.busy:
-            run.stop.wait(_POLL_S)
-        counter = _Counter(overall, parts[artifact.sha256])
+            run.stop.wait(POLL_S)
+        counter = Counter(overall, parts[artifact.sha256])
         try:
             if _one(run, bring, artifact, counter):
                 counter.advance(max(0, artifact.size - counter.done))
             else:
                 run.busy.append(artifact)
-        except Stopped:
-            return
         except ImageBuildError as error:
             run.failures.append((artifact, error))
             if isinstance(error, (DiskTrouble, LoginRefused)):
                 run.stop.set()  # the others would fail alike
-        except BaseException as error:  # a bug: end the run and show it
-            run.crash = error
-            run.stop.set()
 
 
-def _one(run: _Run, bring: _Bring, artifact: Artifact, counter: _Counter) -> bool:
+def _one(run: _Run, bring: _Bring, artifact: Artifact, counter: Counter) -> bool:
     if artifact.size < DETAIL_SIZE:
         return bring(artifact, counter)
     with run.progress.task(artifact.file, artifact.size, done=counter.done, detail=True) as counter.detail:
         return bring(artifact, counter)
-
-
-class _Counter:
-    """Counts one file's bytes into the bar of the whole and into its own, if it has one."""
-
-    def __init__(self, overall: Task, done: int) -> None:
-        self.overall, self.done = overall, done
-        self.detail: Task | None = None
-
-    def advance(self, count: int) -> None:
-        self.done += count
-        for task in (self.overall, self.detail):
-            if task is not None:
-                task.advance(count)
-
-    def describe(self, text: str) -> None:
-        if self.detail is not None:
-            self.detail.describe(text)
 
 
 # --- what went wrong --------------------------------------------------------------------------

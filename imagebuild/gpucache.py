@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from imagebuild.crew import cores
 from imagebuild.digest import digest
 from imagebuild.errors import IntegrityError
 from imagebuild.files import write_text
@@ -36,7 +36,7 @@ def plan_facts(
         size = sum(wheel.size for wheel in missing) / 1e9
         report(f"reading the GPU code of {len(missing)} wheels ({size:.1f} GB)")
         try:
-            found = wheel_facts([locate(w) for w in missing], folder, workers or os.cpu_count() or 1)
+            found = wheel_facts([locate(w) for w in missing], folder, workers or cores())
         except LayerError as error:  # names the file in the cache, whose name is its sha256
             origin, _, what = str(error).partition(": ")
             file = next((w.file for w in missing if locate(w).name == origin), origin)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import json
 import multiprocessing
-import os
 import tempfile
 import time
 import zlib
@@ -20,6 +19,7 @@ import zstandard
 
 from imagebuild.cache import hash_file
 from imagebuild.context import TOOLS, base_tar_key
+from imagebuild.crew import cores
 from imagebuild.digest import digest
 from imagebuild.files import write_text
 from imagebuild.layer.entries import Entry
@@ -162,7 +162,7 @@ def build_layers(
     keys = {layer.name: layer_key(plan, layer, compression) for layer in plan.layers}
     made: dict[str, Blob] = {}
     if use_cache:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             found = pool.map(lambda key: _cached(records / key, blobs), keys.values())
             made = {name: blob for name, blob in zip(keys, found, strict=True) if blob is not None}
     for name, blob in made.items():
@@ -171,20 +171,20 @@ def build_layers(
     missing = [layer for layer in plan.layers if layer.name not in made]
     if not missing:
         return made
-    cores = os.cpu_count() or 1
+    available = cores()
     base_tar = contexts[plan.layers[0].name] / "base.tar"
     # A worker process that is started anew inherits neither threads nor locks of this one.
     fresh = multiprocessing.get_context("spawn")
     counter = fresh.Value("Q", 0)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         python = unpack_python(tar_entries(base_tar), Path(folder), contexts[TOOLS].resolve(), plan.python)
-        workers = min(cores, len(missing))
+        workers = min(available, len(missing))
         with ProcessPoolExecutor(workers, fresh, _start, (counter,)) as makers:
             pending = {}
             for layer in sorted(missing, key=lambda x: -sum(a.size for a in x.artifacts)):
                 job = Job(
                     layer.name, contexts[layer.name].resolve(), base_tar.resolve(), blobs.resolve(), python,
-                    plan.prefix, plan.mtime, compression, max(1, cores // workers),
+                    plan.prefix, plan.mtime, compression, max(1, available // workers),
                 )  # fmt: skip
                 pending[makers.submit(make_layer, job)] = layer.name
             try:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from imagebuild.audit import Audit, Facts, judge
 from imagebuild.audit_text import violations
 from imagebuild.ballast import broken_links, named_by_others
 from imagebuild.catalog import read_recipe
+from imagebuild.crew import cores
 from imagebuild.errors import CheckFailed
 from imagebuild.gpucache import plan_facts
 from imagebuild.layer.spec import Artifact
@@ -54,7 +54,7 @@ def audit_plan(plan: Plan, images: Path, locate: Locate, cache_dir: Path, report
 def with_names(audit: Audit, plan: Plan, images: Path, locate: Locate, report: Report) -> Audit:
     """Also search every library and module for the names of what the plan leaves out."""
     report("searching every library and module for the names of what is left out")
-    workers = os.cpu_count() or 1
+    workers = cores()
     named = named_by_others(_wheels(plan), locate, ballast_in(plan, images), workers)
     return replace(audit, broken=(*audit.broken, *named))
 

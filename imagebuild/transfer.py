@@ -26,6 +26,7 @@ import requests
 import urllib3
 
 from imagebuild.cache import blocks, write_all
+from imagebuild.crew import Stopped
 from imagebuild.errors import IntegrityError, PreconditionError
 from imagebuild.layer.spec import Artifact
 from imagebuild.redact import redact, without_credentials
@@ -55,10 +56,6 @@ class Retry:
 
 class NotThere(PreconditionError):
     """The server has no such file (404 or 410)."""
-
-
-class Stopped(Exception):
-    """The run was interrupted or failed elsewhere."""
 
 
 class Transient(Exception):

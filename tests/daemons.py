@@ -49,8 +49,17 @@ def own_engine(folder: Path, **features: bool) -> Iterator[tuple[int, dict[str, 
     finally:
         server.terminate()
         server.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(sockets, ignore_errors=True)
+        for place in (folder, sockets):
+            _unmount(place)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _unmount(folder: Path) -> None:
+    """Unmount what a daemon left mounted below a folder, the innermost first."""
+    table = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    places = [line.split()[1] for line in table]
+    for place in reversed([p for p in places if p.startswith(f"{folder}/")]):
+        subprocess.run(["umount", "--lazy", place], capture_output=True, check=False)
 
 
 def free_port() -> int:

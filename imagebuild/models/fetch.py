@@ -7,15 +7,16 @@ file is `.imagebuild/files/…/<sha256>.part` in its model's folder, so a killed
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagebuild.cache import DiskTrouble, Store
+from imagebuild.crew import POLL_S, Counter, work_together
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.hostconf import HostNetwork, host_network
 from imagebuild.models import room
@@ -28,12 +29,10 @@ from imagebuild.models.verify import examine
 from imagebuild.progress import Progress, Quiet, Task, files_text
 from imagebuild.session import LoginRefused, Reach, Session, open_session
 from imagebuild.settings import Settings
-from imagebuild.transfer import Retry, Stopped
+from imagebuild.transfer import Retry
 
 DETAIL_SIZE = 200_000_000  # bytes; files from this size on get a bar of their own
 STAMP_SIZE = 50_000_000  # bytes; after a file of this size the stamp is written at once
-_POLL_S = 0.2
-_GOODBYE_S = 3.0
 _SHOWN = 10
 
 
@@ -81,7 +80,6 @@ class _Run:
     stamps: dict[Path, Stamp]
     reach: Reach = field(default_factory=Reach)
     failures: list[tuple[_Job, ImageBuildError]] = field(default_factory=list)
-    crash: BaseException | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -252,43 +250,23 @@ def _work(run: _Run, jobs: int) -> None:
     names = ", ".join(dict.fromkeys(job.wanted.repo.repo for job in run.todo))
     with run.progress.task(f"fetching {names}", total or None, done=done) as task:
         count = min(jobs, len(run.todo))
-        threads = [threading.Thread(target=_loop, args=(run, task), daemon=True) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(_POLL_S)
-        except BaseException:
-            run.stop.set()
-            end = time.monotonic() + _GOODBYE_S
-            for thread in threads:
-                thread.join(max(0.0, end - time.monotonic()))
-            raise
-    if run.crash is not None:
-        raise run.crash
+        work_together([functools.partial(_loop, run, task)] * count, run.stop)
 
 
 def _loop(run: _Run, overall: Task) -> None:
-    try:
-        with open_session(run.host, run.reach) as session:
-            if run.hub is not None and run.hub.token:
-                session.auth = Bearer(run.hub.token)
-            while not run.stop.is_set():
-                try:
-                    job = run.todo.popleft()
-                except IndexError:
-                    return
-                _one(run, job, session, overall)
-    except Stopped:
-        return
-    except BaseException as error:  # a bug: end the run and show it
-        run.crash = error
-        run.stop.set()
+    with open_session(run.host, run.reach) as session:
+        if run.hub is not None and run.hub.token:
+            session.auth = Bearer(run.hub.token)
+        while not run.stop.is_set():
+            try:
+                job = run.todo.popleft()
+            except IndexError:
+                return
+            _one(run, job, session, overall)
 
 
 def _one(run: _Run, job: _Job, session: Session, overall: Task) -> None:
-    counter = _Counter(overall, job.store.part_size(job.file.sha256))
+    counter = Counter(overall, job.store.part_size(job.file.sha256))
     try:
         if job.file.size < DETAIL_SIZE:
             brought = _bring(run, job, session, counter)
@@ -303,7 +281,7 @@ def _one(run: _Run, job: _Job, session: Session, overall: Task) -> None:
         return
     if not brought:
         run.todo.append(job)
-        run.stop.wait(_POLL_S)
+        run.stop.wait(POLL_S)
 
 
 def _there(run: _Run, job: _Job) -> bool:
@@ -319,24 +297,6 @@ def _there(run: _Run, job: _Job) -> bool:
     with run.lock:
         run.stamps[job.wanted.folder][job.file.path] = known
     return True
-
-
-class _Counter:
-    """Counts one file's bytes into the bar of the whole and into its own, if it has one."""
-
-    def __init__(self, overall: Task, done: int) -> None:
-        self.overall, self.done = overall, done
-        self.detail: Task | None = None
-
-    def advance(self, count: int) -> None:
-        self.done += count
-        for task in (self.overall, self.detail):
-            if task is not None:
-                task.advance(count)
-
-    def describe(self, text: str) -> None:
-        if self.detail is not None:
-            self.detail.describe(text)
 
 
 def _raise_failures(run: _Run, total: int) -> None:

@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from imagebuild.crew import cores
+
 BLOCK = 1 << 20  # bytes; one buffer per thread, small enough to stay in a core's cache
 SAMPLES = 16
 SAMPLE_SIZE = 64 << 10
 MAX_THREADS = 128
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def hash_file(path: Path, advance: Callable[[int], None], stop: threading.Event | None = None) -> str:

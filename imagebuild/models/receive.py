@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from imagebuild.cache import blocks, write_all
+from imagebuild.crew import Stopped
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.layer.spec import Artifact
 from imagebuild.models import xet
 from imagebuild.models.hub import Hub, Remote, locate
 from imagebuild.models.lockfile import LockedFile, LockedRepo
 from imagebuild.session import LoginRefused, Session
-from imagebuild.transfer import NotThere, Retry, Stopped, download
+from imagebuild.transfer import NotThere, Retry, download
 
 log = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ def test_podman_load_and_run(archive, tmp_path):
         run(*podman, "load", "-i", str(path))
         found = json.loads(run(*podman, "image", "inspect", made["reference"]))[0]
         assert found["Labels"]["io.imagebuild.arch"] == "sm_103"
-        box = ["--rm", "--pull=never", "--network=none", "--cgroups=disabled"]
+        box = ["--rm", "--pull=never", "--network=none", "--cgroups=disabled", "--ulimit=host"]
         assert "sm_103" in run(*podman, "run", *box, made["reference"])
     finally:
         subprocess.run([*podman, "system", "reset", "--force"], capture_output=True, check=False)
