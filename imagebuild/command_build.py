@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that build: fetch, build, gc."""
+"""Commands that build: fetch, build, unpack, gc."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from imagebuild import dotenv, process
+from imagebuild import dotenv
+from imagebuild.building import (
+    STAGES,
+    BuildOptions,
+    choose_engine,
+    contexts_for,
+    docker_image,
+    dry_run,
+    fetch_plan,
+    made_contexts,
+    oci_image,
+)
 from imagebuild.cache import Store
 from imagebuild.catalog import arch_names, project_root
-from imagebuild.context import remove_contexts, write_contexts
-from imagebuild.engine import Image
+from imagebuild.context import remove_contexts
 from imagebuild.engine_docker import DockerEngine
 from imagebuild.engine_oci import OciEngine
-from imagebuild.errors import CheckFailed, ManifestError, PreconditionError
 from imagebuild.fetch import export_to
-from imagebuild.fetch import fetch as fetch_artifacts
-from imagebuild.layer.spec import Artifact
-from imagebuild.oci_blob import Compression
 from imagebuild.options import (
     Reporter,
     arch_option,
@@ -33,43 +36,18 @@ from imagebuild.options import (
     print_result,
     slim_option,
 )
-from imagebuild.outputs import Wanted, check_wanted, deliver, open_pusher
-from imagebuild.overlaps import check_overlaps
-from imagebuild.patchcheck import check_patches, patched_wheels
-from imagebuild.plan import LABEL_PREFIX, Plan
-from imagebuild.plan_audit import audit_plan, require_policy
-from imagebuild.plugin import is_local, place_plugins
+from imagebuild.plan import LABEL_PREFIX
 from imagebuild.progress import open_progress, size_text
-from imagebuild.render import write_dockerfile
 from imagebuild.resolve import resolve
 from imagebuild.settings import Settings
 from imagebuild.unpack import unpack_image
 
-STAGES = ("plan", "fetch", "context", "build", "check")
 _SOURCE = click.option(
     "--from",
     "source",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Take files from this folder (made by `fetch --export`), not from the network.",
 )
-
-
-def _fetch(plan: Plan, settings: Settings, source: Path | None, quiet: bool) -> Store:
-    """Bring every file of a Plan; the patched wheels first, so that a patch that fails does so at once."""
-    store = Store(settings.cache_dir)
-    place_plugins(plan.artifacts, project_root(), store)
-    first = [artifact for artifact in patched_wheels(plan) if not store.has(artifact)]
-    if first:
-        fetch_artifacts(first, settings, source=source, created=plan.created)
-    check_patches(plan, images_dir(), lambda artifact: store.path(artifact.sha256))
-    with open_progress(quiet=quiet) as progress:
-        return fetch_artifacts(
-            plan.artifacts, settings, source=source, created=plan.created, progress=progress
-        )
-
-
-def _seconds(start: float) -> str:
-    return f"{time.monotonic() - start:.0f} s"
 
 
 @click.command()
@@ -89,184 +67,13 @@ def fetch(
 ) -> None:
     """Download every file of one arch's image and check it against the locks."""
     plan = resolve(images_dir(), arch)
-    store = _fetch(plan, settings, source, quiet)
+    store = fetch_plan(plan, settings, source, quiet)
     if export is not None:
         with open_progress(quiet=quiet) as progress:
             export_to(export, plan.artifacts, store, progress)
     total = sum(a.size for a in plan.artifacts)
     value = {"plan": plan.digest, "files": len(plan.artifacts), "bytes": total, "cache": str(store.root)}
     print_result(as_json, value, f"{len(plan.artifacts)} files, {size_text(total)}, all as locked")
-
-
-def _check(image: Image, plan: Plan, report: Reporter) -> None:
-    """Run the quick image checks of tests/image on the built image."""
-    root = project_root().resolve()
-    argv = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
-    argv += [str(root / "tests" / "image"), "--image", image.reference, "--arch", plan.arch]
-    status = process.stream(argv, report, cwd=root)
-    if status != 0:
-        raise CheckFailed(
-            f"{image.reference} was built, but its checks failed (output above)",
-            hint=f"repeat with: python -m pytest tests/image --image {image.reference} --arch {plan.arch}",
-        )
-
-
-def _dry_run(plan: Plan, options: BuildOptions) -> None:
-    """Say what a build would fetch and do."""
-    store = Store(options.settings.cache_dir)
-    missing = [a for a in plan.artifacts if not store.has(a) and not is_local(a)]
-    size = sum(a.size for a in missing)
-    value: dict[str, Any] = {
-        "reference": plan.reference,
-        "plan": plan.digest,
-        "engine": options.engine,
-        "fetch": [a.file for a in missing],
-        "fetch_bytes": size,
-    }
-    text = (
-        f"would fetch {len(missing)} of {len(plan.artifacts)} files ({size_text(size)}), "
-        f"then build {plan.reference} with engine {options.engine}"
-    )
-    print_result(options.as_json, value, text)
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """What a user asked `build` for."""
-
-    arch: str
-    source: Path | None
-    stop_after: str
-    dry_run: bool
-    rebuild: bool
-    engine: str
-    compression: Compression
-    layer_cache: bool
-    output: Path | None
-    push: str | None
-    load: bool
-    mount_from: str | None
-    no_slim: bool
-    settings: Settings
-    as_json: bool
-    verbose: int
-    quiet: bool
-
-    @property
-    def wanted(self) -> Wanted:
-        """Where the image goes, for the embedded engine."""
-        return Wanted(self.output, self.push, self.load, self.mount_from)
-
-    def reaches(self, stage: str) -> bool:
-        """Whether the build goes as far as `stage`."""
-        return STAGES.index(self.stop_after) >= STAGES.index(stage)
-
-
-def _fetched(
-    plan: Plan, settings: Settings, source: Path | None, quiet: bool, report: Reporter
-) -> Callable[[Artifact], Path]:
-    """Fetch everything, check it, and return where each artifact is."""
-    start = time.monotonic()
-    store = _fetch(plan, settings, source, quiet)
-
-    def locate(artifact: Artifact) -> Path:
-        return store.path(artifact.sha256)
-
-    check_overlaps(plan, locate)
-    require_policy(audit_plan(plan, images_dir(), locate, settings.cache_dir, report))
-    report(f"fetched and checked in {_seconds(start)}")
-    return locate
-
-
-def _made_contexts(
-    plan: Plan, settings: Settings, source: Path | None, quiet: bool, report: Reporter
-) -> tuple[Path, dict[str, Path]]:
-    """Fetch everything and make the build contexts; return the Dockerfile and the contexts."""
-    locate = _fetched(plan, settings, source, quiet, report)
-    start = time.monotonic()
-    parent = settings.cache_dir / "contexts"
-    contexts = write_contexts(plan, images_dir(), parent, locate, report)
-    # Not in a context: a label that changes would make its layer, and so all layers, anew.
-    dockerfile = parent / f"dockerfile-{plan.digest[:16]}" / "Dockerfile"
-    dockerfile.parent.mkdir(exist_ok=True)
-    write_dockerfile(plan, project_root() / "Dockerfile.template", dockerfile, check=False)
-    report(f"build contexts ready in {_seconds(start)}")
-    return dockerfile, contexts
-
-
-def _contexts(plan: Plan, options: BuildOptions, report: Reporter) -> tuple[Path, dict[str, Path]]:
-    """Fetch, and make the build contexts if the build goes that far."""
-    given = (plan, options.settings, options.source, options.quiet, report)
-    if options.reaches("context"):
-        return _made_contexts(*given)
-    _fetched(*given)
-    return Path(), {}
-
-
-def _docker_image(
-    plan: Plan, engine: DockerEngine, options: BuildOptions, made: tuple[Path, dict[str, Path]]
-) -> tuple[Image, dict[str, str]]:
-    """Build the image, unless the engine has it, and check it."""
-    report = Reporter(options.quiet)
-    start = time.monotonic()
-    image = None if options.rebuild else engine.find(plan)
-    if image is not None:
-        report(f"{image.reference} is built already")
-    else:
-        image = engine.build(plan, *made, report)
-        report(f"built {image.reference} ({size_text(image.size)}) in {_seconds(start)}")
-    if options.reaches("check"):
-        start = time.monotonic()
-        _check(image, plan, report)
-        report(f"checked in {_seconds(start)}")
-    return image, {}
-
-
-def _oci_image(
-    plan: Plan, engine: OciEngine, options: BuildOptions, made: tuple[Path, dict[str, Path]]
-) -> tuple[Image, dict[str, str]]:
-    """Build the image, put it where it is wanted, and check it if a Docker Engine has it then."""
-    report = Reporter(options.quiet)
-    start = time.monotonic()
-    with open_pusher(options.wanted, plan.reference, engine.blobs, options.settings) as pusher:
-        image = engine.image(plan, made[1], report, pusher.layer if pusher else lambda _: None)
-        report(f"built {image.reference} ({size_text(image.size)} to pull) in {_seconds(start)}")
-        done = deliver(image, options.wanted, pusher, options.quiet, report)
-    found = Image(image.reference, image.digest, image.size)
-    if options.reaches("check") and options.load:
-        start = time.monotonic()
-        _check(found, plan, report)
-        report(f"checked in {_seconds(start)}")
-    elif options.reaches("check"):
-        report("NOT checked: the image checks run in a Docker Engine; add --load where there is one")
-    return found, done
-
-
-def _choose_engine(options: BuildOptions, report: Reporter) -> DockerEngine | OciEngine:
-    """Return the engine to build with; `auto` takes Docker when a good one answers, and says so.
-
-    Raises PreconditionError if the chosen engine cannot build, ManifestError for outputs that only
-    the embedded engine has.
-    """
-    embedded = OciEngine(options.settings.cache_dir, options.compression, use_cache=options.layer_cache)
-    if options.engine == "docker" and options.wanted.anything:
-        raise ManifestError(
-            "--output, --push and --load belong to the embedded engine",
-            hint="add --engine oci, or use docker save and docker push",
-        )
-    check_wanted(options.wanted)
-    if options.engine == "oci" or options.wanted.anything:
-        report(f"engine oci: {embedded.require()}")
-        return embedded
-    docker = DockerEngine()
-    try:
-        report(f"engine docker: {docker.require()}")
-    except PreconditionError as error:
-        if options.engine == "docker":
-            raise
-        report(f"engine oci: {embedded.require()}; not docker: {error.message}")
-        return embedded
-    return docker
 
 
 @click.command()
@@ -298,20 +105,20 @@ def build(**given: Any) -> None:
     report = Reporter(options.quiet)
     plan = resolve(images_dir(), options.arch, slim=not options.no_slim)
     if options.dry_run:
-        _dry_run(plan, options)
+        dry_run(plan, options)
         return
     report(f"plan {plan.digest[:12]}: {plan.reference}")
     if plan.labels.get(f"{LABEL_PREFIX}.redistributable") == "no":
         report("warning: it edits files whose licence does not allow passing it on (slim.licences): keep it")
-    engine = _choose_engine(options, report) if options.reaches("build") else None
+    engine = choose_engine(options, report) if options.reaches("build") else None
     value: dict[str, Any] = {"reference": plan.reference, "plan": plan.digest, "arch": plan.arch}
     text = plan.digest
     if options.reaches("fetch"):
-        made = _contexts(plan, options, report)
+        made = contexts_for(plan, options, report)
         if isinstance(engine, DockerEngine):
-            image, done = _docker_image(plan, engine, options, made)
+            image, done = docker_image(plan, engine, options, made)
         elif engine is not None:
-            image, done = _oci_image(plan, engine, options, made)
+            image, done = oci_image(plan, engine, options, made)
         if engine is not None:
             local = options.load or isinstance(engine, DockerEngine)
             ready = image.reference if local else done.get("pushed")
@@ -345,7 +152,7 @@ def unpack(
     plan = resolve(images_dir(), arch)
     engine = OciEngine(settings.cache_dir)
     report(f"engine oci: {engine.require()}")
-    image = engine.image(plan, _made_contexts(plan, settings, source, quiet, report)[1], report)
+    image = engine.image(plan, made_contexts(plan, settings, source, quiet, report)[1], report)
     count = unpack_image(image.layers, image.blobs, directory, plan.mtime, report)
     value = {"digest": image.digest, "directory": str(directory), "paths": count}
     print_result(as_json, value, image.digest)

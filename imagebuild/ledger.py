@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 from imagebuild.diagnostics import Diagnostics, Refused, closest
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.layer.patching import FilePatch, PatchError, parse, sha256
-from imagebuild.manifest import ArchName, Line, Model, Name, Package, Reason, Sha256, SitePath
+from imagebuild.manifest import Model
+from imagebuild.manifest_fields import ArchName, Line, Name, Package, Reason, Sha256, SitePath
 from imagebuild.yamlfile import Positions, load_with_positions
 
 CHANGE = "change.patch"

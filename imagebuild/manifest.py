@@ -8,114 +8,34 @@ in `resolve`.
 from __future__ import annotations
 
 import datetime
-import posixpath
-import re
 from typing import Annotated, Any, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from imagebuild.arch import parse_arch
 from imagebuild.diagnostics import Refused, closest
 from imagebuild.layer.base import BaseSettings
+from imagebuild.manifest_fields import (
+    AbsolutePath,
+    ArchName,
+    DebianPackage,
+    Env,
+    Line,
+    Name,
+    Package,
+    PackagePattern,
+    Pin,
+    Reason,
+    RelativePath,
+    matching,
+)
 
 
 class Model(BaseModel):
     """Strict, closed and frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=True)
-
-
-def _matching(pattern: str, what: str) -> AfterValidator:
-    compiled = re.compile(pattern)
-
-    def check(value: str) -> str:
-        if not compiled.fullmatch(value):
-            raise ValueError(f'expected {what}, found "{value}"')
-        return value
-
-    return AfterValidator(check)
-
-
-def _reason(value: str) -> str:
-    if len(value.split()) < 3:
-        raise ValueError("say why in three words or more")
-    return value
-
-
-def _canonical(value: str) -> str:
-    if canonicalize_name(value) != value:
-        raise Refused(f'"{value}" is not a normalised package name', suggestion=canonicalize_name(value))
-    return value
-
-
-def _arch(value: str) -> str:
-    if parse_arch(value).name != value:
-        raise Refused(f'"{value}" is not the normal spelling', suggestion=parse_arch(value).name)
-    return value
-
-
-def _one_line(value: str) -> str:
-    if not value.strip() or not value.isprintable():
-        raise ValueError("write one line of text")
-    return value
-
-
-def _pin(value: str) -> str:
-    try:
-        requirement = Requirement(value)
-    except InvalidRequirement:
-        raise ValueError("not a requirement: write name==version") from None
-    specifiers = list(requirement.specifier)
-    if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
-        raise ValueError("pin one version exactly, like torch==2.11.0")
-    if requirement.url is not None or requirement.marker is not None:
-        raise ValueError("a pin has no URL and no marker, only name, extras and ==version")
-    _canonical(requirement.name)
-    return value
-
-
-def _relative(value: str) -> str:
-    if value.startswith("/") or not _normal(value) or value.startswith(".."):
-        raise ValueError("write a normalised path relative to images/, without .. and spaces")
-    return value
-
-
-def _below_site(value: str) -> str:
-    if value.startswith("/") or not _normal(value) or value.startswith(".."):
-        raise ValueError("write a normalised path below site-packages, without .. and spaces")
-    return value
-
-
-def _absolute(value: str) -> str:
-    if not value.startswith("/") or value.startswith("//") or not _normal(value):
-        raise ValueError("write a normalised absolute image path, without .. and spaces")
-    return value
-
-
-def _normal(path: str) -> bool:
-    return posixpath.normpath(path) == path and path.isprintable() and " " not in path
-
-
-Name = Annotated[str, _matching(r"[a-z0-9]+([._-][a-z0-9]+)*", "lower-case words joined by . _ or -")]
-Package = Annotated[str, AfterValidator(_canonical)]
-PackagePattern = Annotated[
-    str, _matching(r"[a-z0-9*]+(-[a-z0-9*]+)*", "a normalised package name, * for any characters")
-]
-Pin = Annotated[str, AfterValidator(_pin)]
-Reason = Annotated[str, AfterValidator(_reason)]
-DebianPackage = Annotated[
-    str, _matching(r"[a-z0-9][a-z0-9+.-]+", "a Debian package name (Debian policy 5.6.1)")
-]
-RelativePath = Annotated[str, AfterValidator(_relative)]
-SitePath = Annotated[str, AfterValidator(_below_site)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-EnvName = Annotated[str, _matching(r"[A-Z_][A-Z0-9_]*", "an environment variable's name in capitals")]
-Env = dict[EnvName, str]
-ArchName = Annotated[str, AfterValidator(_arch)]
-Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256: 64 lower-case hex digits")]
-Line = Annotated[str, AfterValidator(_one_line)]
 
 
 class PythonSource(Model):
@@ -125,7 +45,7 @@ class PythonSource(Model):
     source resolves to the same lock on any later day. `platform` is uv's name for the target.
     """
 
-    python: Annotated[str, _matching(r"3\.\d+", "a Python minor version in quotes")]
+    python: Annotated[str, matching(r"3\.\d+", "a Python minor version in quotes")]
     platform: Line
     exclude_newer: datetime.date
     requirements: Annotated[tuple[Pin, ...], Field(min_length=1)]
@@ -229,7 +149,7 @@ class DeclaredLicence(Model):
     licence: Line
     instead_of: str = ""
     file: Line
-    sha256: Annotated[str, _matching(r"[0-9a-f]{64}", "a sha256 in hex")]
+    sha256: Annotated[str, matching(r"[0-9a-f]{64}", "a sha256 in hex")]
     reason: Reason
 
 
@@ -242,7 +162,7 @@ class BallastItem(Model):
 
     package: Package
     paths: Annotated[tuple[Line, ...], Field(min_length=1)]
-    archs: tuple[Annotated[str, AfterValidator(_arch)], ...] = ()
+    archs: tuple[ArchName, ...] = ()
     named_by: dict[Line, Reason] = {}
     reason: Reason
 
@@ -282,7 +202,7 @@ class FileItem(Model):
 
     source: RelativePath
     target: AbsolutePath
-    mode: Annotated[str, _matching(r"0[0-7]{3}", 'an octal mode in quotes, like "0755"')] = "0644"
+    mode: Annotated[str, matching(r"0[0-7]{3}", 'an octal mode in quotes, like "0755"')] = "0644"
 
 
 class Runtime(Model):
@@ -316,7 +236,7 @@ class StackManifest(Model):
     licences: Line
     base: Name
     main: Package
-    cuda: Annotated[str, _matching(r"\d+\.\d+", "a CUDA release in quotes")]
+    cuda: Annotated[str, matching(r"\d+\.\d+", "a CUDA release in quotes")]
     source: PythonSource
     prefix: AbsolutePath
     layers: Annotated[tuple[LayerItem, ...], Field(min_length=1)]

@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from imagebuild.arch import GpuArch, parse_arch
 from imagebuild.diagnostics import Refused
-from imagebuild.manifest import Line, Model, PackagePattern, Reason
+from imagebuild.manifest import Model
+from imagebuild.manifest_fields import Line, PackagePattern, Reason
 from imagebuild.yamlfile import Positions, load_with_positions
 
 Level = Literal["native", "compatible", "ptx", "missing"]

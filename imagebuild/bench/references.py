@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from imagebuild.bench.suite import Name
-from imagebuild.manifest import Line, Model
+from imagebuild.manifest import Model
+from imagebuild.manifest_fields import Line
 from imagebuild.yamlfile import load
 
 Rate = Annotated[float, Field(gt=0, strict=False)]

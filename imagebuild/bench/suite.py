@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from imagebuild.diagnostics import Refused
 from imagebuild.errors import ManifestError
-from imagebuild.manifest import Line, Model, Reason
+from imagebuild.manifest import Model
+from imagebuild.manifest_fields import Line, Reason
 from imagebuild.yamlfile import load
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]

@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 
 from imagebuild.diagnostics import Refused
 from imagebuild.errors import ManifestError
-from imagebuild.manifest import ArchName, Env, Line, Model, Name, Reason
+from imagebuild.manifest import Model
+from imagebuild.manifest_fields import ArchName, Env, Line, Name, Reason
 from imagebuild.yamlfile import Positions, load_with_positions
 
 # What SGLang 0.5.15.post1 offers for --attention-backend on NVIDIA GPUs.
