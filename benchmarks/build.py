@@ -321,25 +321,36 @@ def ratios(costs: dict[str, dict[str, Cost]]) -> dict[str, float]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return the results as Markdown."""
-    host = results["machine"]
-    lines = [
-        f"{results['date']}, {host['cores']} cores ({host['cpu']}), {host['memory_gb']} GB memory, "
-        f"{results['arch']}, then {SECOND}; zstd level {host['zstd_level']}.",
-        "",
-        "| | step | wall s | processor s | of daemons s | peak MB | to pull MB | load before |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for way, steps in results["costs"].items():
-        for step, cost in steps.items():
-            size = results["images"].get(way, {}).get(step, {}).get("mb", "-")
-            lines.append(
-                f"| {way}: {WAYS[way]} | {step} | {cost['wall_s']} | {cost['cpu_s']} "
-                f"| {cost['daemon_cpu_s']} | {cost['peak_mb']:.0f} | {size} | {cost['load_before']} |"
-            )
-    lines += ["", "| wall time | ratio |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in results["ratios"].items()]
-    return "\n".join(lines)
+    """Return the results as Markdown, a part for each run."""
+    lines: list[str] = []
+    for found in results["runs"]:
+        host = found["machine"]
+        lines += [
+            f"{found['date']}, {host['cores']} cores ({host['cpu']}), {host['memory_gb']} GB memory, "
+            f"scheduled {host['scheduled']}; {found['arch']}, then {SECOND}; zstd {host['zstd_level']}.",
+            "",
+            "| | step | wall s | cpu s | daemons' cpu s | whole machine's | peak MB | to pull MB | load |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for way, steps in found["costs"].items():
+            for step, cost in steps.items():
+                size = found["images"].get(way, {}).get(step, {}).get("mb", "-")
+                lines.append(
+                    f"| {way}: {WAYS[way]} | {step} | {cost['wall_s']} | {cost['cpu_s']} "
+                    f"| {cost['daemon_cpu_s']} | {cost['machine_cpu_s']} | {cost['peak_mb']:.0f} | {size} "
+                    f"| {cost['load_before']} |"
+                )
+        lines += ["", "| wall time, if not said otherwise | ratio |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in found["ratios"].items()]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _scheduling() -> str:
+    """Return how this process, and so all that it starts, is put before others."""
+    kinds = {os.SCHED_OTHER: "fairly", os.SCHED_RR: "before all others", os.SCHED_FIFO: "before all others"}
+    nice = os.nice(0)
+    return kinds.get(os.sched_getscheduler(0), "otherwise") + (f", nice {nice}" if nice else "")
 
 
 def machine() -> dict[str, Any]:
@@ -353,16 +364,16 @@ def machine() -> dict[str, Any]:
         "cpu": names[0].partition(": ")[2] if names else platform.machine(),
         "memory_gb": round(memory / 1e9, 1),
         "kernel": platform.release(),
+        "scheduled": _scheduling(),
         "python": platform.python_version(),
         "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
         "zstd_level": ZSTD_LEVEL,
     }
 
 
-def save(bench: Bench) -> dict[str, Any]:
+def save(bench: Bench, before: list[dict[str, Any]]) -> dict[str, Any]:
     """Write the JSON and put the table into docs/benchmarks.md; return what was written."""
-    results = {
-        "schema": 1,
+    run = {
         "date": time.strftime("%Y-%m-%d"),
         "arch": bench.arch,
         "machine": machine(),
@@ -370,11 +381,12 @@ def save(bench: Bench) -> dict[str, Any]:
         "images": bench.images,
         "ratios": ratios(bench.costs),
     }
+    results = {"schema": 2, "runs": [*before, run]}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    before, rest = TABLE.read_text(encoding="utf-8").split(MARK_BEGIN)
+    head, rest = TABLE.read_text(encoding="utf-8").split(MARK_BEGIN)
     TABLE.write_text(
-        f"{before}{MARK_BEGIN}\n{table(results)}\n{MARK_END}{rest.split(MARK_END)[1]}", encoding="utf-8"
+        f"{head}{MARK_BEGIN}\n{table(results)}\n{MARK_END}{rest.split(MARK_END)[1]}", encoding="utf-8"
     )
     return results
 
@@ -391,7 +403,9 @@ def main() -> None:
     )
     parser.add_argument("--work", type=Path, default=Path("/var/tmp/imagebuild-bench"))
     parser.add_argument("--arch", default="sm_120")
+    parser.add_argument("--keep", action="store_true", help="add to the runs that were measured before")
     options = parser.parse_args()
+    before = json.loads(RESULTS.read_text(encoding="utf-8"))["runs"] if options.keep else []
     shutil.rmtree(options.work, ignore_errors=True)
     options.work.mkdir(parents=True)
     bench = Bench(options.work.resolve(), options.arch)
@@ -404,10 +418,10 @@ def main() -> None:
         for asked in options.only.split(","):
             way, _, steps = asked.partition(":")
             run(bench, way, steps.split("+") if steps else list(STEPS))
-            save(bench)
+            save(bench, before)
     finally:
         shutil.rmtree(options.work, ignore_errors=True)
-    print(table(save(bench)))
+    print(table(save(bench, before)))
 
 
 if __name__ == "__main__":
