@@ -27,6 +27,7 @@ from imagebuild.context import remove_contexts
 from imagebuild.engine_docker import DockerEngine
 from imagebuild.engine_oci import OciEngine
 from imagebuild.fetch import export_to
+from imagebuild.oci_layers import remove_layers
 from imagebuild.options import (
     Reporter,
     arch_option,
@@ -163,11 +164,12 @@ def unpack(
 @network_options
 @output_options
 def gc(dry_run: bool, settings: Settings, as_json: bool, verbose: int, quiet: bool) -> None:
-    """Remove cached files and build contexts that no image of this checkout needs any more."""
+    """Remove cached files, layers and build contexts that no image of this checkout needs any more."""
     images = images_dir()
-    plans = [resolve(images, name) for name in arch_names(images)]
+    plans = [resolve(images, name, slim=slim) for name in arch_names(images) for slim in (True, False)]
     keep = {a.sha256 for plan in plans for a in plan.artifacts}
     freed = Store(settings.cache_dir).gc(keep, dry_run=dry_run)
+    freed += remove_layers(settings.cache_dir, plans, dry_run=dry_run)
     freed += remove_contexts(settings.cache_dir / "contexts", dry_run=dry_run)
     verb = "would free" if dry_run else "freed"
     print_result(as_json, {"bytes": freed, "dry_run": dry_run}, f"{verb} {size_text(freed)}")

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import multiprocessing
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from imagebuild.layer.spec import LayerSpec, layer_from_json
 from imagebuild.layer.tarball import tar_entries
 from imagebuild.layer.transforms import Context
 from imagebuild.layer.wheel import Scheme
-from imagebuild.oci_blob import GZIP_LEVEL, ZSTD_LEVEL, Blob, Compression, blob_path, write_blob
+from imagebuild.oci_blob import GZIP_LEVEL, MEDIA_TYPES, ZSTD_LEVEL, Blob, Compression, blob_path, write_blob
 from imagebuild.oci_python import ImagePython, unpack_python
 from imagebuild.plan import Plan
 
@@ -195,3 +196,25 @@ def build_layers(
     for layer in missing:
         write_text(records / keys[layer.name], json.dumps(asdict(made[layer.name])) + "\n")
     return made
+
+
+def remove_layers(cache: Path, plans: Iterable[Plan], *, dry_run: bool) -> int:
+    """Remove the kept layers that none of the plans has; return the bytes (to be) freed.
+
+    A blob whose build is still running has no record yet and goes too: that build then fails.
+    """
+    keep = {layer_key(plan, layer, kind) for plan in plans for layer in plan.layers for kind in MEDIA_TYPES}
+    needed = set()
+    for record in sorted((cache / "layers").glob("*")):
+        if record.name in keep:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                needed.add(json.loads(record.read_text(encoding="utf-8"))["digest"])
+        elif not dry_run:
+            record.unlink(missing_ok=True)
+    freed = 0
+    for blob in sorted((cache / "blobs" / "sha256").glob("*")):
+        if f"sha256:{blob.name}" not in needed:
+            freed += blob.stat().st_size
+            if not dry_run:
+                blob.unlink(missing_ok=True)
+    return freed

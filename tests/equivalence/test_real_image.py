@@ -15,6 +15,7 @@ import sys
 import pytest
 
 from imagebuild.catalog import project_root
+from imagebuild.settings import load_settings
 from tests.trees import docker_tree, layout_tree
 
 pytestmark = pytest.mark.engine
@@ -36,6 +37,13 @@ def build(project, arch, *args, prefix=(), **env):
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **env}, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
+
+
+def link(source, target):
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +70,12 @@ def test_other_surroundings_give_the_same_digest(first, arch, tmp_path):
     """Another folder, working directory, umask, locale, time zone, hash seed, TMPDIR and one core."""
     project = tmp_path / "another place" / "project"
     shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".git", "__pycache__", ".*_cache"))
-    scratch = tmp_path / "scratch"
+    # Only the downloads are shared: contexts, base and layers are made anew.
+    cache, scratch = tmp_path / "cache", tmp_path / "scratch"
     scratch.mkdir()
+    for name in ("files", "gpucode"):
+        shutil.copytree(load_settings({}).cache_dir / name, cache / name, copy_function=link)
     surroundings = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7", "TMPDIR": str(scratch)}
     one_core = ("sh", "-c", 'umask 077; cd /; exec taskset -c 0 "$@"', "sh")
-    # A cache of its own but for the downloads, so that nothing made by the first build is used.
-    again = build(project, arch, prefix=one_core, **surroundings)
+    again = build(project, arch, "--cache-dir", str(cache), prefix=one_core, **surroundings)
     assert (again["plan"], again["digest"]) == (first[0]["plan"], first[0]["digest"])

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
+from dataclasses import asdict
 
 import pytest
 import zstandard
@@ -13,9 +14,9 @@ import zstandard
 from imagebuild.catalog import project_root
 from imagebuild.errors import ManifestError
 from imagebuild.layer.entries import Entry, LayerError, dir_entry, file_entry, merge, symlink_entry
-from imagebuild.layer.tarball import write_tar
+from imagebuild.layer.tarball import _TYPES, _header, write_tar
 from imagebuild.oci_blob import Blob, blob_path, write_blob
-from imagebuild.oci_layers import _cached, _like_base, layer_key
+from imagebuild.oci_layers import _cached, _like_base, layer_key, remove_layers
 from imagebuild.oci_layout import make_image, write_archive, write_layout
 from imagebuild.registry import parse_target
 from imagebuild.resolve import resolve
@@ -45,6 +46,41 @@ def test_golden_digests(tmp_path):
     """A change of these changes every image: raise `_FORMAT` in oci_layers with them."""
     assert blob(tmp_path).diff_id == "sha256:23b5ac38d5c1d35301a1f9e223bd2a412b876d5d8a917a665b0cb0687bf039fd"
     assert blob(tmp_path).digest == "sha256:411c4229acac746b94a503ecc9fedb6bf02d7d809bab5ea4b2aabaac35f9a8d9"
+
+
+def test_headers_are_those_of_tarfile():
+    """Ours are written by hand, being many; every length at which the form changes is tried."""
+    lengths = [1, 50, *range(90, 103), 150, *range(980, 1000), *range(9975, 9999)]
+    entries = [Entry("a" * n, kind, 0o4755, 1000, 65534, n) for n in lengths for kind in _TYPES]
+    entries += [Entry("b" * 30, "symlink", 0o777, target="t" * n) for n in (1, 99, 100, 101, 300)]
+    entries += [Entry("c" * 120, "hardlink", 0o644, target="t" * n) for n in (100, 101)]
+    entries += [Entry("d", "file", 0o644, size=n) for n in (8**11 - 1, 8**11)]
+    entries += [
+        Entry("ä", "file", 0o644),
+        Entry("e", "symlink", 0o777, target="ü"),
+        Entry("f" * 200, "dir", 0o1777),
+    ]
+    for entry in entries:
+        info = tarfile.TarInfo(entry.path)
+        info.mode, info.uid, info.gid, info.mtime = entry.mode, entry.uid, entry.gid, 1796083200
+        info.type, info.size = _TYPES[entry.kind], entry.size if entry.kind == "file" else 0
+        info.linkname = entry.target if entry.kind.endswith("link") else ""
+        expected = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        assert _header(entry, 1796083200) == expected, entry
+
+
+def test_gc_keeps_the_layers_of_the_plans(tmp_path, plan):
+    kept, dropped = blob(tmp_path / "blobs"), blob(tmp_path / "blobs", entries=ENTRIES[:1])
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / layer_key(plan, plan.layers[0], "zstd")).write_text(json.dumps(asdict(kept)))
+    (tmp_path / "layers" / "0123").write_text(json.dumps(asdict(dropped)))
+    for dry_run in (True, False):
+        assert remove_layers(tmp_path, [plan], dry_run=dry_run) == dropped.size
+    assert blob_path(tmp_path / "blobs", kept.digest).is_file()
+    assert not blob_path(tmp_path / "blobs", dropped.digest).exists()
+    assert [p.name for p in (tmp_path / "layers").iterdir()] != ["0123"]
+    assert remove_layers(tmp_path, [plan], dry_run=False) == 0
+    assert remove_layers(tmp_path / "none", [plan], dry_run=False) == 0
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip"])
