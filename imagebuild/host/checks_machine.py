@@ -51,9 +51,10 @@ def container_findings(found: Containers, gpus: Gpus) -> Iterator[Finding]:
     """Return what is to be said of Docker, Compose, the container toolkit and its CDI files."""
     if not found.engine:
         text = f"no Docker Engine answers ({found.problem})"
-        yield Finding(
-            "docker.missing", "missing", text, "install Docker, or on Debian: scripts/install-docker"
-        )
+        then = "install Docker, or on Debian: scripts/install-docker"
+        if "permission denied" in found.problem.casefold():
+            then = "join the group docker and log in again, or start this as root"
+        yield Finding("docker.missing", "missing", text, then)
     elif _version(found.engine) < ENGINE:
         text = f"Docker Engine {found.engine} is too old for building, {ENGINE[0]} is needed"
         yield Finding("docker.old", "fail", text)

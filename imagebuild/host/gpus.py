@@ -77,19 +77,22 @@ def with_numa(found: Gpus, sysfs: Path) -> Gpus:
     return replace(found, devices=tuple(replace(gpu, numa=node(gpu)) for gpu in found.devices))
 
 
-def main() -> None:
-    """Print what NVML and what nvidia-smi say, and where they differ in what a recommendation hangs on."""
-    both = {"nvml": by_nvml(), "nvidia-smi": smi.read(run_smi)}
-    one, other = both.values()
+def difference(one: Gpus, other: Gpus) -> list[str]:
+    """Return the names of what two ways of asking do not agree on, of all that a recommendation hangs on."""
     names = ("driver", "links", "p2p", "problem")
-    differ = [name for name in names if getattr(one, name) != getattr(other, name)]
+    out = [name for name in names if getattr(one, name) != getattr(other, name)]
+    out += ["number of GPUs"] if len(one.devices) != len(other.devices) else []
     same = ("name", "uuid", "bus_id", "capability", "memory_mib", "mig", "fabric")
     for left, right in zip(one.devices, other.devices, strict=False):
-        differ += [f"GPU{left.index} {name}" for name in same if getattr(left, name) != getattr(right, name)]
-    json.dump(
-        {**{name: asdict(value) for name, value in both.items()}, "differ": differ}, sys.stdout, indent=1
-    )
-    print()
+        out += [f"GPU{left.index} {name}" for name in same if getattr(left, name) != getattr(right, name)]
+    return out
+
+
+def main() -> None:
+    """Print what NVML and what nvidia-smi say, and where they differ."""
+    one, other = by_nvml(), smi.read(run_smi)
+    found = {"nvml": asdict(one), "nvidia-smi": asdict(other), "differ": difference(one, other)}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

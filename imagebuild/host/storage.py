@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from imagebuild.errors import ImageBuildError
@@ -27,8 +29,13 @@ def read_storage(source: ModelSource, lock: ModelLock | None, drafter: str | Non
 
 
 def _bytes(folder: Path) -> int:
-    """Return what a folder's files hold, unfinished ones of `models fetch` included."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Return what a folder's files hold, unfinished ones of `models fetch` included, as far as readable."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(place, name)).st_size
+    return total
 
 
 def ask_hub(source: ModelSource, token_file: Path | None = None) -> HubAnswer:

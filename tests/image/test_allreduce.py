@@ -47,17 +47,17 @@ def test_right_numbers_pass(reference):
         ("die:0", [("allreduce.died", "rank 0 died in 'pairs 2': ")]),
         (
             "hang:2",
-            [("allreduce.hang", "after 45 s rank 2 has not come to 'sum of 65536 float32', where the ")],
+            [("allreduce.hang", "after 30 s rank 2 has not come to 'sum of 65536 float32', where the ")],
         ),
     ],
 )
 def test_each_fault_is_found_and_named(reference, fault, expected):
-    status, report = allreduce(reference, f"--fault={fault}", "--deadline=45")
+    status, report = allreduce(reference, f"--fault={fault}", "--deadline=30")
     found = [(f["id"], f["text"]) for f in report["findings"]]
     assert (status, report["ok"], len(found)) == (1, False, len(expected)), report
     for (name, text), (wanted, begin) in zip(found, expected, strict=True):
         assert name == wanted and text.startswith(begin)
-    assert report["seconds"] < 60
+    assert report["seconds"] < 45
 
 
 def test_nccl_without_gpus_is_a_precondition(reference):

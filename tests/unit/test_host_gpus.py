@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from imagebuild.host import nvml, smi
 from imagebuild.host.facts import Gpu
-from imagebuild.host.gpus import from_json, with_numa
+from imagebuild.host.gpus import difference, from_json, with_numa
 from imagebuild.host.matrix import LINK, P2P, read_table
 from imagebuild.process import Ended
 from tests.hosts import NAMES, gpus
@@ -146,6 +146,13 @@ def test_text_without_a_table_is_none(text):
 def test_every_host_survives_json(name):
     found = gpus(name)
     assert from_json(json.loads(json.dumps(asdict(found)))) == found
+
+
+def test_two_ways_of_asking_are_compared():
+    one = gpus("8x-b300")
+    assert difference(one, one) == []
+    moved = replace(one, driver="x", devices=(replace(one.devices[0], mig=True), *one.devices[1:7]))
+    assert difference(one, moved) == ["driver", "number of GPUs", "GPU0 mig"]
 
 
 def test_numa_nodes_come_from_sysfs(tmp_path):

@@ -193,6 +193,16 @@ def test_machine_containers_room_and_network(other, ids):
     assert report.advice.service == "k26-ep8"
 
 
+@pytest.mark.parametrize(
+    ("problem", "then"),
+    [("no program docker", "install Docker"), ("permission denied while …", "join the group")],
+)
+def test_what_helps_against_a_missing_engine(problem, then):
+    report = report_of("8x-b300", containers=containers(engine="", problem=problem))
+    (finding,) = [f for f in report.findings if f.id == "docker.missing"]
+    assert problem in finding.text and finding.next.startswith(then)
+
+
 def test_a_stale_cdi_file_is_fatal_only_if_it_is_the_only_way():
     stale = replace(FRESH, driver="570.133.20")
     only = containers(runtimes=("runc",), cdi_in_engine=True, cdi=(stale,))

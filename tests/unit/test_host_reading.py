@@ -156,6 +156,8 @@ def test_storage_counts_what_is_there(tmp_path):
     found = read_storage(source, None, "long", tmp_path)
     assert (found.needed, found.present) == (588400000000 + 6960000000, 6)
     assert read_storage(source, None, None, tmp_path / "new").present == 0
+    (tmp_path / source.target.place / "gone").symlink_to(tmp_path / "nowhere")
+    assert read_storage(source, None, "long", tmp_path).present == 6
 
 
 def test_the_hub_is_asked_once_and_trouble_is_an_answer(monkeypatch):
