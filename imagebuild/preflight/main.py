@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from imagebuild.errors import CheckFailed, ImageBuildError, PreconditionError
+from imagebuild.errors import CheckFailed, ImageBuildError, ManifestError, PreconditionError
 from imagebuild.preflight.checks_host import MARK, check_access, check_gpus, check_system
 from imagebuild.preflight.findings import Finding, accept, exit_code
 from imagebuild.preflight.flags import Flags, read_flags
@@ -101,8 +101,14 @@ def serve(action: str, words: list[str]) -> int:
     return status
 
 
-def health(port: int = 30000) -> int:
-    """Ask the server for a token. Raises PreconditionError (no answer) or CheckFailed (it says no)."""
+def health(words: Sequence[str]) -> int:
+    """`health [PORT]`: ask the server for a token.
+
+    Raises PreconditionError (no answer), CheckFailed (it says no) or ManifestError.
+    """
+    port = words[0] if words else "30000"
+    if not port.isdigit():
+        raise ManifestError(f'usage: health [PORT], not "{port}"')
     url = f"http://127.0.0.1:{port}/health_generate"
     try:
         with urllib.request.urlopen(url, timeout=HEALTH_TIMEOUT) as answer:
@@ -116,7 +122,7 @@ def health(port: int = 30000) -> int:
 def dispatch(action: str, words: list[str]) -> int:
     """Run one action and return its exit code."""
     if action == "health":
-        return health()
+        return health(words)
     if action in ("models", "drafter"):
         wishes = read_wishes(action, False, {**os.environ, "IMAGEBUILD_ACTION": ""})
         run = run_models if action == "models" else run_drafter

@@ -179,6 +179,8 @@ def without_nvlink(file: RecipeFile, item: ServiceItem) -> str:
     if "pcie" not in links or item.parallel.tp == 1 or item.parallel.ep > 1:
         return ""
     better = links["pcie"].prefer
+    if file.service(better).speculation.kind != item.speculation.kind:
+        return ""  # it would offer other things: JSON schemas, say
     rates = {m.service: m for m in file.measured if m.link == "pcie" and m.service in (item.name, better)}
     text = f"{better} instead: {links['pcie'].reason}"
     if {item.name, better} <= rates.keys():

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from imagebuild.preflight.findings import IDS, Finding, accept, exit_code, line,
 from imagebuild.preflight.flags import read_flags
 from imagebuild.preflight.host import NO_GPUS, Host
 from imagebuild.preflight.image import Image, api_key, read_image, read_wishes
+from imagebuild.preflight.main import main
 from imagebuild.preflight.report import Result, hidden, show
 from imagebuild.preflight.sglang import Resolved, assumed_gpu, check_arguments, check_memory
 from imagebuild.preflight.weights import Models
@@ -270,3 +273,28 @@ def test_an_image_that_is_not_ours(tmp_path):
 def test_ids_are_documented():
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     assert [name for name in IDS if f"| `{name}` |" not in text] == []
+
+
+# --- health -----------------------------------------------------------------------------------
+
+
+@pytest.mark.loopback
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (503, 1)])
+def test_health_is_the_servers_answer(status, expected):
+    asked = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert main(["health", str(server.server_port)]) == expected
+    assert asked == ["/health_generate"]
+    assert main(["health", str(server.server_port)]) == 3
+    assert main(["health", "x"]) == 2
