@@ -89,7 +89,6 @@ def feed(
     argv: Sequence[str],
     text: str,
     *,
-    env: Mapping[str, str] | None = None,
     timeout: float = 60,
     ok: Sequence[int] = (0,),
 ) -> str:
@@ -98,7 +97,7 @@ def feed(
     Raises as `output` does, where `ok` are the exit statuses that are no failure; neither the
     input nor the output shows up in errors.
     """
-    process = _start(argv, None, env, subprocess.PIPE, subprocess.PIPE, subprocess.PIPE)
+    process = _start(argv, None, None, subprocess.PIPE, subprocess.PIPE, subprocess.PIPE)
     try:
         out, _ = process.communicate(text, timeout=timeout)
     except subprocess.TimeoutExpired as error:
@@ -143,15 +142,19 @@ class Ended:
     err: str
 
 
-def attempt(argv: Sequence[str], *, timeout: float) -> Ended:
+def attempt(
+    argv: Sequence[str], *, timeout: float, text: str = "", env: Mapping[str, str] | None = None
+) -> Ended:
     """Run a program whose failure is an answer too. Raises PreconditionError if it is not installed.
+
+    `text` is its standard input.
 
     It comes back after `timeout` seconds and a few more even if the program cannot be killed, as one that
     waits in a broken driver.
     """
-    process = _start(argv, None, None, subprocess.PIPE, subprocess.PIPE)
+    process = _start(argv, None, env, subprocess.PIPE, subprocess.PIPE, subprocess.PIPE)
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(text, timeout=timeout)
         return Ended(process.returncode, out, err)
     except subprocess.TimeoutExpired as late:
         parts = (late.stdout or b"", late.stderr or b"")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -72,7 +73,8 @@ def port_trouble(flags: Flags) -> str:
 
 def start(words: Sequence[str], image: Image, key: str) -> None:
     """Become SGLang's server, which drains its requests on SIGTERM. A key goes by a file, not by a word."""
-    (image.cache / MARK).write_text(image.plan + "\n", encoding="ascii")
+    with contextlib.suppress(OSError):  # where that matters, the check `cache` has said so
+        (image.cache / MARK).write_text(image.plan + "\n", encoding="ascii")
     extra = []
     if key:
         path = Path(tempfile.gettempdir()) / "imagebuild-key.yaml"

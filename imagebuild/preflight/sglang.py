@@ -14,7 +14,6 @@ from typing import Any
 from imagebuild import process
 from imagebuild.arch import TABLE, parse_arch
 from imagebuild.diagnostics import Refused
-from imagebuild.errors import BuildError
 from imagebuild.host.facts import Gpu
 from imagebuild.models import memory
 from imagebuild.models.gpus import Gpu as KnownGpu
@@ -46,6 +45,10 @@ def assumed_gpu(image: Image, name: str) -> KnownGpu:
     """
     images = TABLE.parent
     mine = [gpu for gpu in read_gpus(images) if gpu.arch == image.arch]
+    if not name and not mine:
+        raise Refused(
+            f"images/gpus.yaml has no GPU of {image.arch}", allowed=[g.short for g in read_gpus(images)]
+        )
     if not name:
         return mine[0]
     found = find_gpu(images, name)
@@ -70,11 +73,13 @@ def resolve(words: Sequence[str], count: int, assumed: KnownGpu | None) -> Resol
         stubs = f"{os.environ.get('CUDA_HOME', '')}/lib/stubs"
         env["LD_LIBRARY_PATH"] = f"{old}:{stubs}" if old else stubs
     request = json.dumps({"runs": [list(words)], "gpu": gpu})
+    ended = process.attempt([sys.executable, "-P", str(SCRIPT)], text=request, timeout=DEADLINE, env=env)
     try:
-        out = process.feed([sys.executable, "-P", str(SCRIPT)], request, timeout=DEADLINE, env=env)
-        answer = json.loads(out.strip().splitlines()[-1])
-    except (BuildError, ValueError, IndexError) as error:
-        return Resolved(refused=f"SGLang's argument resolution did not end well: {error}")
+        answer = json.loads(ended.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        last = " | ".join(ended.err.strip().splitlines()[-3:])
+        how = f"exit {ended.status}" if ended.status is not None else f"no end in {DEADLINE} s"
+        return Resolved(refused=f"its argument resolution broke ({how}): {last}")
     if "refused" in answer:
         return Resolved(refused=str(answer["refused"]))
     return Resolved(effective=answer["effective"], said=tuple(answer["said"]))

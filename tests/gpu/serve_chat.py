@@ -176,7 +176,7 @@ def drained(server: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 def talk(server: subprocess.Popen[bytes], result: dict[str, Any]) -> None:
     """Ask everything; `result` holds what is known so far, whatever happens."""
-    result["healthy_after_s"] = round(wait_until_healthy(server, 150), 1)
+    result["healthy_after_s"] = round(wait_until_healthy(server, 100), 1)
     try:
         with ask("/v1/chat/completions", chat(8), key="wrong"):
             result["wrong_key"] = 200
