@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from imagebuild.arch import arch_of_capability, min_driver, parse_arch
 from imagebuild.host.facts import Gpu, Gpus
@@ -38,13 +38,11 @@ def check_gpus(image: Image, flags: Flags, host: Host, wishes: Wishes) -> Iterat
         yield Finding("gpu", "ok", f"{len(devices)} x {names}, driver {gpus.driver}")
     yield _arch(image, gpus.healthy)
     yield _count(flags, gpus.healthy)
-    yield _all_without(
-        gpus.healthy, "gpu-mig", lambda gpu: bool(gpu.mig), "split by MIG", "nvidia-smi -mig 0"
-    )
-    yield _all_without(
-        gpus.healthy, "gpu-fabric", lambda gpu: gpu.fabric not in ("", "completed"),
-        "not in the NVSwitch fabric yet", "systemctl start nvidia-fabricmanager",
-    )  # fmt: skip
+    split = [gpu for gpu in gpus.healthy if gpu.mig]
+    yield _none("gpu-mig", split, "no GPU is split", "split by MIG", "nvidia-smi -mig 0")
+    out = [gpu for gpu in gpus.healthy if gpu.fabric not in ("", "completed")]
+    command = "systemctl start nvidia-fabricmanager"
+    yield _none("gpu-fabric", out, "up, or none needed", "not in the NVSwitch fabric yet", command)
     yield _driver(image, gpus.driver)
     yield _link(flags, gpus, wishes)
 
@@ -83,14 +81,12 @@ def _count(flags: Flags, gpus: Sequence[Gpu]) -> Finding:
     return Finding("gpu-count", "missing", text, "give the container all GPUs, or take a service for fewer")
 
 
-def _all_without(
-    gpus: Sequence[Gpu], name: str, bad: Callable[[Gpu], bool], what: str, command: str
-) -> Finding:
-    """Return whether no GPU has something that the host can put right by a command."""
-    wrong = [str(gpu.index) for gpu in gpus if bad(gpu)]
+def _none(name: str, wrong: Sequence[Gpu], good: str, bad: str, command: str) -> Finding:
+    """Return whether no GPU is in a state that the host can put right by a command."""
     if not wrong:
-        return Finding(name, "ok", f"no GPU is {what}")
-    return Finding(name, "missing", f"GPU {', '.join(wrong)} is {what}", f"on the host: {command}")
+        return Finding(name, "ok", good)
+    numbers = ", ".join(str(gpu.index) for gpu in wrong)
+    return Finding(name, "missing", f"GPU {numbers} is {bad}", f"on the host: {command}")
 
 
 def _driver(image: Image, driver: str) -> Finding:
