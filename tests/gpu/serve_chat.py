@@ -150,13 +150,13 @@ def events(answer: Any) -> Iterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-def drained(server: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Stop the server in the middle of a stream; return how the stream and the server ended."""
+def drain(server: subprocess.Popen[bytes], found: dict[str, Any]) -> None:
+    """Stop the server in the middle of a stream; note how the stream and the server ended."""
     chunks: list[dict[str, Any]] = []
     begun = threading.Event()
 
     def read() -> None:
-        with ask("/v1/chat/completions", chat(3500, stream=True)) as answer:
+        with ask("/v1/chat/completions", chat(2500, stream=True)) as answer:
             for chunk in events(answer):
                 chunks.append(chunk)
                 begun.set()
@@ -164,14 +164,12 @@ def drained(server: subprocess.Popen[bytes]) -> dict[str, Any]:
     reader = threading.Thread(target=read)
     reader.start()
     assert begun.wait(30)
-    before = len(chunks)
+    found["chunks_before_sigterm"] = len(chunks)
     server.send_signal(signal.SIGTERM)
     reader.join(60)
     ends = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0].get("finish_reason")]
-    return {
-        "chunks_before_sigterm": before, "chunks": len(chunks), "finish_reason": ends[-1] if ends else None,
-        "exit": server.wait(45),
-    }  # fmt: skip
+    found |= {"chunks": len(chunks), "finish_reason": ends[-1] if ends else None}
+    found["exit"] = server.wait(30)
 
 
 def talk(server: subprocess.Popen[bytes], result: dict[str, Any]) -> None:
@@ -196,7 +194,7 @@ def talk(server: subprocess.Popen[bytes], result: dict[str, Any]) -> None:
     result["generate"] = {
         k: facts.get(k) for k in ("completion_tokens", "spec_verify_ct", "spec_accept_length")
     }
-    result["drain"] = drained(server)
+    drain(server, result.setdefault("drain", {}))
 
 
 def run(folder: Path, models: Path, out: Path) -> None:
