@@ -17,7 +17,7 @@ GIB = 1 << 30
 SHM_PER_GPU = 1 * GIB
 STACK = 64 << 20
 NOFILE = 65536
-CACHE_ROOM = 10 * GIB  # compiled kernels of one image: under 1 GiB seen on an H200, more with other models
+CACHE_ROOM = 2 * GIB  # compiled kernels of one image: 30 MB were seen on an H200 with tiny models
 MARK = ".imagebuild-plan"  # in the cache volume: the plan of the image that it belongs to
 
 
