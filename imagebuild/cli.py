@@ -16,8 +16,10 @@ from imagebuild.catalog import arch_names, project_root
 from imagebuild.command_audit import audit
 from imagebuild.command_bench import bench
 from imagebuild.command_build import build, fetch, gc, unpack
+from imagebuild.command_bundle import bundle
 from imagebuild.command_compose import compose
 from imagebuild.command_kubernetes import kubernetes
+from imagebuild.command_metrics import metrics
 from imagebuild.command_models import models
 from imagebuild.command_patches import patches
 from imagebuild.command_plan import lock, plan, render
@@ -72,11 +74,13 @@ for command in (
     audit,
     bench,
     build,
+    bundle,
     compose,
     fetch,
     gc,
     kubernetes,
     lock,
+    metrics,
     models,
     patches,
     plan,
@@ -115,14 +119,14 @@ def _status(error: BaseException) -> int:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit status; no exception of ours leaves it."""
     try:
-        cli.main(list(arguments), prog_name=PROGRAM, complete_var=_COMPLETE, standalone_mode=False)
+        left = cli.main(list(arguments), prog_name=PROGRAM, complete_var=_COMPLETE, standalone_mode=False)
     except (click.exceptions.Exit, BrokenPipeError) as leaving:
         return getattr(leaving, "exit_code", 0)
     except (ImageBuildError, LayerError, click.ClickException, OSError) as error:
         return _status(error)
     except (KeyboardInterrupt, click.Abort) as error:
         return _status(error)
-    return 0
+    return left if isinstance(left, int) else 0  # click hands back the status that a command left with
 
 
 def _interrupt(number: int, frame: object) -> None:

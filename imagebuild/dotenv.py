@@ -24,8 +24,9 @@ NAME = ".env"
 ARCH = "IMAGEBUILD_ARCH"
 MODELS_DIR = "IMAGEBUILD_MODELS_DIR"
 GPU_DRIVER = "IMAGEBUILD_GPU_DRIVER"
+METRICS_IMAGE = "IMAGEBUILD_METRICS_IMAGE"
 _IMAGE, _PLAN = "IMAGEBUILD_IMAGE_", "IMAGEBUILD_PLAN_"
-_OURS = re.compile(rf"{ARCH}|{MODELS_DIR}|{GPU_DRIVER}|({_IMAGE}|{_PLAN})SM_[0-9]{{2,3}}")
+_OURS = re.compile(rf"{ARCH}|{MODELS_DIR}|{GPU_DRIVER}|{METRICS_IMAGE}|({_IMAGE}|{_PLAN})SM_[0-9]{{2,3}}")
 _HEAD = re.compile(r"[ \t]*(?P<export>export[ \t]+)?(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)[ \t]*[=:][ \t]*")
 _QUOTED = {mark: re.compile(rf"{mark}((?:[^{mark}\\]|\\.)*){mark}", re.DOTALL) for mark in "'\""}
 _BARE = re.compile(r"(.*?)(?=[ \t]+#|[ \t\r]*$)", re.MULTILINE)

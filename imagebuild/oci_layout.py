@@ -138,8 +138,8 @@ def write_layout(image: OciImage, target: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_archive(image: OciImage, out: IO[bytes], containerd_name: str) -> None:
-    """Write the image as one tar that `docker load`, `podman load` and `skopeo` (oci-archive) read.
+def archive_files(image: OciImage, containerd_name: str) -> dict[str, bytes]:
+    """Return the small files of an archive, by path: those of a layout and `docker save`'s manifest.json.
 
     `containerd_name` is the fully qualified name that Docker's containerd store gives the image.
     """
@@ -147,16 +147,18 @@ def write_archive(image: OciImage, out: IO[bytes], containerd_name: str) -> None
     docker = [{
         "Config": f"blobs/sha256/{image.config_digest[7:]}", "RepoTags": [image.reference], "Layers": names,
     }]  # fmt: skip
+    return {**_small_files(image, containerd_name), "manifest.json": canonical_json(docker)}
+
+
+def write_archive(image: OciImage, out: IO[bytes], containerd_name: str) -> None:
+    """Write the image as one tar that `docker load`, `podman load` and `skopeo` (oci-archive) read."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar:
-        for name, content in {
-            **_small_files(image, containerd_name),
-            "manifest.json": canonical_json(docker),
-        }.items():
+        for name, content in archive_files(image, containerd_name).items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(content), 0o644
             tar.addfile(info, io.BytesIO(content))
-        for name, layer in zip(names, image.layers, strict=True):
-            info = tarfile.TarInfo(name)
+        for layer in image.layers:
+            info = tarfile.TarInfo(f"blobs/sha256/{layer.digest[7:]}")
             info.size, info.mode = layer.size, 0o644
             with open(blob_path(image.blobs, layer.digest), "rb") as blob:
                 tar.addfile(info, blob)

@@ -21,6 +21,7 @@ from imagebuild.files import write_text
 from imagebuild.host.report import ADAPTER
 from imagebuild.ledger import PatchManifest
 from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, ToolsManifest
+from imagebuild.metrics.dashboards import Panels, console_text, grafana_text, read_panels
 from imagebuild.models.source import ModelSource
 from imagebuild.policy import PolicyManifest
 from imagebuild.serving.recipe import RecipeFile
@@ -38,6 +39,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "suite": Suite,
     "bench": BenchResult,
     "references": References,
+    "panels": Panels,
 }
 _HEAD = """\
 # Command reference
@@ -70,6 +72,9 @@ def cli_reference() -> str:
 def generated(root: Path) -> dict[Path, str]:
     """Return every generated file of the project and its text."""
     files = {root / "docs" / "cli.md": cli_reference()}
+    panels = read_panels(root / "images")
+    files[root / "images" / "metrics" / "consoles" / "sglang.html"] = console_text(panels)
+    files[root / "images" / "metrics" / "grafana" / "sglang.json"] = grafana_text(panels)
     schemas = {name: model.model_json_schema(by_alias=True) for name, model in _MODELS.items()}
     for name, schema in {**schemas, "host": ADAPTER.json_schema(mode="serialization")}.items():
         text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

@@ -130,9 +130,9 @@ class Server:
 
     def metrics(self) -> str:
         """Return the metrics of SGLang that the harness and the dashboards read."""
-        state = self.state
+        state, width = self.state, self.timing.tokens_per_chunk
         label = '{model_name="timed"}'
-        verify = state.chunks if self.timing.tokens_per_chunk > 1 else 0
+        verify = state.chunks if width > 1 else 0
         rows = {
             ("sglang:prompt_tokens_total", "counter"): state.prompt_tokens,
             ("sglang:generation_tokens_total", "counter"): state.tokens,
@@ -141,12 +141,17 @@ class Server:
             ("sglang:num_running_reqs", "gauge"): state.running,
             ("sglang:num_queue_reqs", "gauge"): 0,
             ("sglang:token_usage", "gauge"): min(1.0, state.running / 128),
-            ("sglang:spec_accept_length", "gauge"): float(self.timing.tokens_per_chunk),
+            ("sglang:spec_accept_length", "gauge"): float(width if width > 1 else 0),
+            ("sglang:spec_num_draft_tokens", "gauge"): 2 * width if width > 1 else 0,
+            ("sglang:cache_hit_rate", "gauge"): 0.25,
+            ("sglang:num_retracted_requests_total", "counter"): 0,
         }
-        return "".join(
-            f"# HELP {name} x\n# TYPE {name} {kind}\n{name}{label} {value}\n"
-            for (name, kind), value in rows.items()
-        )
+        lines = [f"# TYPE {name} {kind}\n{name}{label} {value}\n" for (name, kind), value in rows.items()]
+        for mode, count in (("decode", state.tokens), ("prefill_compute", state.prompt_tokens)):
+            lines.append(f'sglang:realtime_tokens_total{{model_name="timed",mode="{mode}"}} {count}\n')
+        lines += histogram("sglang:time_to_first_token_seconds", self.timing.ttft, state.requests)
+        lines += histogram("sglang:inter_token_latency_seconds", self.timing.itl / width, state.tokens)
+        return "".join(lines)
 
     async def generate(
         self, body: dict[str, Any], path: str, writer: asyncio.StreamWriter, arrived: float
@@ -200,6 +205,17 @@ class Server:
         else:
             value = {"choices": [{"text": words(answer[-1:]) + " "}], "usage": counts}
         return json.dumps(value).encode()
+
+
+BOUNDS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2, 0.4, 0.6, 1, 2, 4, 10)
+
+
+def histogram(name: str, value: float, count: int) -> list[str]:
+    """Return a Prometheus histogram that saw `value` seconds so many times."""
+    lines = [f"# TYPE {name} histogram\n"]
+    lines += [f'{name}_bucket{{le="{bound}"}} {count if value <= bound else 0}\n' for bound in BOUNDS]
+    lines.append(f'{name}_bucket{{le="+Inf"}} {count}\n')
+    return [*lines, f"{name}_sum {value * count}\n{name}_count {count}\n"]
 
 
 def plain(writer: asyncio.StreamWriter, status: int, body: bytes, kind: str = "application/json") -> None:

@@ -146,7 +146,7 @@ def _flags(file: RecipeFile, choice: Choice, target_dir: str, drafter_dir: str |
         out += ["--speculative-draft-attention-backend", choice.draft_attention]
     if item.speculation.draft_tokens is not None:
         out += ["--speculative-num-draft-tokens", str(item.speculation.draft_tokens)]
-    return [*out, "--host", "0.0.0.0", "--port", str(PORT)]
+    return [*out, "--enable-metrics", "--host", "0.0.0.0", "--port", str(PORT)]
 
 
 def _parallel_flags(parallel: Parallel, settings: ArchSettings) -> list[str]:
