@@ -3,32 +3,35 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagebuild import process
 from imagebuild.cache import Store
 from imagebuild.catalog import project_root
+from imagebuild.checks.run import as_layout, can_unpack, check_image
 from imagebuild.context import write_contexts
 from imagebuild.engine import Image
 from imagebuild.engine_docker import DockerEngine
 from imagebuild.engine_oci import OciEngine
-from imagebuild.errors import CheckFailed, ManifestError, PreconditionError
+from imagebuild.errors import ManifestError, PreconditionError
 from imagebuild.fetch import fetch as fetch_artifacts
+from imagebuild.hostconf import host_network
 from imagebuild.layer.spec import Artifact
 from imagebuild.oci_blob import Compression
+from imagebuild.oci_layout import OciImage
 from imagebuild.options import Reporter, images_dir, print_result
 from imagebuild.outputs import Wanted, check_wanted, deliver, open_pusher
 from imagebuild.overlaps import check_overlaps
+from imagebuild.papers import attach_folder, copy_beside, keep_papers, sign_folder
 from imagebuild.patchcheck import check_patches, patched_wheels
 from imagebuild.plan import Plan
 from imagebuild.plan_audit import audit_plan, require_policy
 from imagebuild.plugin import is_local, place_plugins
 from imagebuild.progress import open_progress, size_text
+from imagebuild.referrers import open_remote
 from imagebuild.render import write_dockerfile
 from imagebuild.settings import Settings
 
@@ -51,6 +54,7 @@ class BuildOptions:
     push: str | None
     load: bool
     mount_from: str | None
+    sign: Path | None
     no_slim: bool
     settings: Settings
     as_json: bool
@@ -85,17 +89,21 @@ def _seconds(start: float) -> str:
     return f"{time.monotonic() - start:.0f} s"
 
 
-def _check(image: Image, plan: Plan, report: Reporter) -> None:
-    """Run the quick image checks of tests/image on the built image."""
-    root = project_root().resolve()
-    argv = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
-    argv += [str(root / "tests" / "image"), "--image", image.reference, "--arch", plan.arch]
-    status = process.stream(argv, report, cwd=root)
-    if status != 0:
-        raise CheckFailed(
-            f"{image.reference} was built, but its checks failed (output above)",
-            hint=f"repeat with: python -m pytest tests/image --image {image.reference} --arch {plan.arch}",
-        )
+def _check(
+    image: str, plan: Plan, built: OciImage | None, size: int, options: BuildOptions, report: Reporter
+) -> Path:
+    """Check an image (name or layout folder) and write its receipt; return the receipt's folder.
+
+    Raises CheckFailed if a check fails; there is no receipt then.
+    """
+    start = time.monotonic()
+    results = check_image(image, plan, report)
+    cache = options.settings.cache_dir
+    folder = keep_papers(plan, results, built, size, cache, lambda a: Store(cache).path(a.sha256))
+    if options.sign is not None:
+        sign_folder(folder, options.sign)
+    report(f"checked in {_seconds(start)}; receipt in {folder}")
+    return folder
 
 
 def dry_run(plan: Plan, options: BuildOptions) -> None:
@@ -170,31 +178,52 @@ def docker_image(
     else:
         image = engine.build(plan, *made, report)
         report(f"built {image.reference} ({size_text(image.size)}) in {_seconds(start)}")
+    done = {}
     if options.reaches("check"):
-        start = time.monotonic()
-        _check(image, plan, report)
-        report(f"checked in {_seconds(start)}")
-    return image, {}
+        done["receipt"] = str(_check(image.reference, plan, None, image.size, options, report))
+    return image, done
 
 
 def oci_image(
     plan: Plan, engine: OciEngine, options: BuildOptions, made: tuple[Path, dict[str, Path]]
 ) -> tuple[Image, dict[str, str]]:
-    """Build the image, put it where it is wanted, and check it if a Docker Engine has it then."""
+    """Build the image, check it, and put it where it is wanted; unchecked it goes nowhere as root.
+
+    Without root it is checked after it was loaded into a Docker Engine, or not at all.
+    """
     report = Reporter(options.quiet)
     start = time.monotonic()
+    folder = None
     with open_pusher(options.wanted, plan.reference, engine.blobs, options.settings) as pusher:
         image = engine.image(plan, made[1], report, pusher.layer if pusher else lambda _: None)
         report(f"built {image.reference} ({size_text(image.size)} to pull) in {_seconds(start)}")
+        if options.reaches("check") and can_unpack():
+            with as_layout(image, options.settings.cache_dir) as layout:
+                folder = _check(str(layout), plan, image, 0, options, report)
         done = deliver(image, options.wanted, pusher, options.quiet, report)
-    found = Image(image.reference, image.digest, image.size)
-    if options.reaches("check") and options.load:
-        start = time.monotonic()
-        _check(found, plan, report)
-        report(f"checked in {_seconds(start)}")
+    if options.reaches("check") and folder is None and options.load:
+        folder = _check(image.reference, plan, image, 0, options, report)
+    if folder is not None:
+        done |= _deliver_papers(folder, done, options, report)
     elif options.reaches("check"):
-        report("NOT checked: the image checks run in a Docker Engine; add --load where there is one")
-    return found, done
+        report("NOT checked: that needs root, or --load where there is a Docker Engine")
+    return Image(image.reference, image.digest, image.size), done
+
+
+def _deliver_papers(
+    folder: Path, done: dict[str, str], options: BuildOptions, report: Reporter
+) -> dict[str, str]:
+    """Put the receipt where the image went; return what it is called there."""
+    found = {"receipt": str(folder)}
+    if options.output is not None:
+        found["receipt"] = str(copy_beside(folder, options.output))
+    if "pushed" in done and options.sign is not None:
+        remote = open_remote(done["pushed"], host_network(options.settings))
+        found["attached"] = attach_folder(folder, remote)
+        report(f"attached the signed receipt {found['attached']}")
+    elif "pushed" in done:
+        report("the receipt is not signed (--sign FILE), so it was not attached")
+    return found
 
 
 def choose_engine(options: BuildOptions, report: Reporter) -> DockerEngine | OciEngine:

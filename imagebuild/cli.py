@@ -17,6 +17,7 @@ from imagebuild.command_audit import audit
 from imagebuild.command_bench import bench
 from imagebuild.command_build import build, fetch, gc, unpack
 from imagebuild.command_bundle import bundle
+from imagebuild.command_compare import diff, explain
 from imagebuild.command_compose import compose
 from imagebuild.command_kubernetes import kubernetes
 from imagebuild.command_metrics import metrics
@@ -24,6 +25,7 @@ from imagebuild.command_models import models
 from imagebuild.command_patches import patches
 from imagebuild.command_plan import lock, plan, render
 from imagebuild.command_probe import probe
+from imagebuild.command_receipt import promote, receipt
 from imagebuild.command_slim import slim
 from imagebuild.errors import ImageBuildError, IntegrityError, PreconditionError
 from imagebuild.layer.entries import LayerError
@@ -76,6 +78,8 @@ for command in (
     build,
     bundle,
     compose,
+    diff,
+    explain,
     fetch,
     gc,
     kubernetes,
@@ -85,6 +89,8 @@ for command in (
     patches,
     plan,
     probe,
+    promote,
+    receipt,
     render,
     slim,
     unpack,

@@ -37,6 +37,7 @@ from imagebuild.options import (
     print_result,
     slim_option,
 )
+from imagebuild.papers import read_key
 from imagebuild.plan import LABEL_PREFIX
 from imagebuild.progress import open_progress, size_text
 from imagebuild.resolve import resolve
@@ -97,6 +98,7 @@ def fetch(
 @click.option("--push", help="oci: HOST[:PORT]/REPOSITORY[:TAG] to push to.")
 @click.option("--mount-from", help="oci: repository of that registry that may have layers already.")
 @click.option("--load", is_flag=True, help="oci: load into the Docker Engine.")
+@click.option("--sign", type=click.Path(path_type=Path), help="Sign the receipt with this key.")
 @slim_option
 @network_options
 @output_options
@@ -108,6 +110,8 @@ def build(**given: Any) -> None:
     if options.dry_run:
         dry_run(plan, options)
         return
+    if options.sign is not None:
+        read_key(options.sign)  # a key that cannot be used is told before the build, not after it
     report(f"plan {plan.digest[:12]}: {plan.reference}")
     if plan.labels.get(f"{LABEL_PREFIX}.redistributable") == "no":
         report("warning: it edits files whose licence does not allow passing it on (slim.licences): keep it")

@@ -67,9 +67,14 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def input_path(item: FileInput, images: Path) -> Path:
+    """Return where an input of ours lies: below images/, or a module of this package."""
+    return (PACKAGE.parent if item.source.startswith(f"{PACKAGE.name}/") else images) / item.source
+
+
 def _copy_input(item: FileInput, images: Path, folder: Path) -> None:
     """Copy a file of images/, or a module of ours, whose content is still what the Plan says."""
-    source = (PACKAGE.parent if item.source.startswith(f"{PACKAGE.name}/") else images) / item.source
+    source = input_path(item, images)
     content = source.read_bytes()
     if hashlib.sha256(content).hexdigest() != item.sha256:
         raise IntegrityError(f"{source}: changed since the plan was made", hint="run again")
@@ -112,6 +117,12 @@ def _base_tar(plan: Plan, parent: Path, locate: Locate) -> Path:
             with Spool(folder) as spool, open(folder / "base.tar", "wb") as out:
                 write_tar(base_entries(debs, plan.base, spool), out, plan.mtime)
     return target / "base.tar"
+
+
+def unpacked_base(plan: Plan, parent: Path, scratch: Path, locate: Locate) -> Path:
+    """Return the base's tar from the contexts below `parent`, or made in `scratch` if it is not there."""
+    kept = parent / f"base-tar-{base_tar_key(plan)[:16]}" / "base.tar"
+    return kept if kept.is_file() else _base_tar(plan, scratch, locate)
 
 
 def _tools_folder(plan: Plan, parent: Path, locate: Locate) -> Path:

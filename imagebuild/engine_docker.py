@@ -24,7 +24,7 @@ from imagebuild import process
 from imagebuild.buildkit import StepLog
 from imagebuild.cache import check_space
 from imagebuild.engine import Image, Report
-from imagebuild.engine_docker_files import image_tar
+from imagebuild.engine_docker_files import image_file, image_tar
 from imagebuild.errors import BuildError, ImageBuildError, PreconditionError
 from imagebuild.plan import LABEL_PREFIX, Plan
 
@@ -122,6 +122,10 @@ class DockerEngine:
         if image is None:
             raise BuildError(f"docker built {plan.reference} but does not have it with label {plan.digest}")
         return image
+
+    def read_file(self, reference: str, path: str) -> bytes:
+        """Return a small file of an image. Raises PreconditionError if the image or the file is not there."""
+        return image_file(self._client(), reference, path)
 
     def files(self, reference: str) -> AbstractContextManager[IO[bytes]]:
         """Open the tar stream of an image's files. Raises PreconditionError if it is not there."""

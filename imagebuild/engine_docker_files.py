@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import io
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
 import docker
 import requests
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import DockerException, ImageNotFound, NotFound
 
 from imagebuild.errors import PreconditionError
 
@@ -54,5 +55,25 @@ def image_tar(client: docker.DockerClient, reference: str) -> Iterator[IO[bytes]
             container.remove(force=True, v=True)
     except ImageNotFound:
         raise PreconditionError(f"the Docker Engine has no image {reference}") from None
+    except (DockerException, requests.RequestException) as error:
+        raise PreconditionError(f"the Docker Engine cannot give out {reference}: {error}") from error
+
+
+def image_file(client: docker.DockerClient, reference: str, path: str) -> bytes:
+    """Return a file of an image, from a container that is never started.
+
+    Raises PreconditionError if the engine does not answer, or lacks the image or the file.
+    """
+    try:
+        container = client.containers.create(reference, command=["true"], network_disabled=True)
+        try:
+            chunks, _ = container.get_archive(path)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+                stream = tar.extractfile(tar.getmembers()[0])
+                return stream.read() if stream is not None else b""
+        finally:
+            container.remove(force=True, v=True)
+    except NotFound as error:
+        raise PreconditionError(f"{reference}: {error.explanation}", hint="docker images") from None
     except (DockerException, requests.RequestException) as error:
         raise PreconditionError(f"the Docker Engine cannot give out {reference}: {error}") from error

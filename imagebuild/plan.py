@@ -91,6 +91,17 @@ class Plan(BaseModel):
         return tuple(a for layer in self.layers for a in layer.artifacts) + self.tools
 
     @property
+    def packages(self) -> frozenset[str]:
+        """The names of all packages in the image, Debian's and Python's."""
+        return frozenset(a.name for layer in self.layers for a in layer.artifacts)
+
+    @property
+    def ledger(self) -> tuple[dict[str, Any], ...]:
+        """Every patch, in the order in which they are applied (see `Patch.item`)."""
+        transforms = [t for layer in self.layers for t in layer.transforms if t.kind == "patch"]
+        return tuple(item for transform in transforms for item in transform.args["ledger"])
+
+    @property
     def files(self) -> tuple[FileInput, ...]:
         """Every file of images/ that the build reads."""
         found = [item for layer in self.layers for item in layer.files]

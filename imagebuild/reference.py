@@ -24,6 +24,7 @@ from imagebuild.manifest import BaseManifest, ImageManifest, StackManifest, Tool
 from imagebuild.metrics.dashboards import Panels, console_text, grafana_text, read_panels
 from imagebuild.models.source import ModelSource
 from imagebuild.policy import PolicyManifest
+from imagebuild.receipt import Receipt, ReleasePolicy
 from imagebuild.serving.recipe import RecipeFile
 
 _WIDTH = 100
@@ -35,6 +36,8 @@ _MODELS: dict[str, type[BaseModel]] = {
     "model": ModelSource,
     "patch": PatchManifest,
     "policy": PolicyManifest,
+    "receipt": Receipt,
+    "release": ReleasePolicy,
     "recipe": RecipeFile,
     "suite": Suite,
     "bench": BenchResult,

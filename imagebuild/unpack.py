@@ -75,12 +75,17 @@ def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
 
 
 def unpack_image(
-    layers: tuple[Blob, ...], blobs: Path, root: Path, mtime: int, report: Callable[[str], None]
+    layers: tuple[Blob, ...],
+    blobs: Path,
+    root: Path,
+    mtime: int,
+    report: Callable[[str], None],
+    seen: Callable[[Entry], None] = lambda entry: None,
 ) -> int:
     """Unpack layers in order below `root` (empty or new); return the number of paths.
 
-    Owners are set when root runs it. Raises FileExistsError if `root` holds anything, LayerError
-    for a damaged layer or a path that would leave `root`.
+    Owners are set when root runs it. `seen` is told each entry. Raises FileExistsError if `root`
+    holds anything, LayerError for a damaged layer or a path that would leave `root`.
     """
     if root.exists() and any(root.iterdir()):
         raise FileExistsError(17, "exists and is not empty", str(root))
@@ -91,6 +96,7 @@ def unpack_image(
         for entry in layer_members(blob_path(blobs, layer.digest), layer.media_type):
             if entry.path:
                 write_directory(entry, root, mtime)
+                seen(entry)
                 count += 1
                 if entry.kind == "dir":
                     folders.append(entry)

@@ -18,7 +18,13 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-REAL = ("engine", "image", "gpu", "patches")  # markers of tests that work on the real machine, unguarded
+REAL = (
+    "engine",
+    "image",
+    "gpu",
+    "patches",
+    "services",
+)  # markers of tests that work on the real machine, unguarded
 URLLIB3_PROBE = ("::1", 0)  # bound by each copy of urllib3 when it is imported, to see if there is IPv6
 FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own argument resolution: every service on every arch, and what it refuses.
+"""SGLang's own argument resolution: every service of the arch, and what it refuses.
 
 The effective flags of all services are golden files: UPDATE_SNAPSHOTS=1 writes them, read the diff then.
 """
@@ -10,60 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.catalog import arch_names, project_root
-from imagebuild.serving.service import read_model_recipes, services_of
+from tests.image.server_lines import LOST
 
-ROOT = project_root()
+pytestmark = pytest.mark.check("server-arguments")
 GOLDEN = Path(__file__).parent / "golden"
-RECIPES = read_model_recipes(ROOT / "compose", ROOT / "images", "k26")
-MODEL = ["--model-path", "/models/Kimi-K2.6", "--trust-remote-code"]
-DFLASH = [
-    *MODEL, "--speculative-algorithm", "DFLASH",
-    "--speculative-draft-model-path", "/drafter/Kimi-K2.6-DFlash-tmp-long",
-]  # fmt: skip
 ATTENTION = {"sm_103": "trtllm_mla", "sm_120": "triton", "sm_90": "fa3"}
-LOST = {
-    "steps": ["--speculative-num-steps", "3"],
-    "topk": ["--speculative-eagle-topk", "4"],
-    "draft backend": ["--speculative-draft-attention-backend", "trtllm_mha"],
-    "mixed chunk": ["--enable-mixed-chunk"],
-}
-CASES = {
-    "bare": [*DFLASH, "--tp", "8"],
-    "pp with dflash": [*DFLASH, "--pp-size", "8"],
-    "dp attention with dflash": [*DFLASH, "--tp", "8", "--dp-size", "8", "--enable-dp-attention"],
-    "unknown flag": [*MODEL, "--tp", "8", "--no-such-flag"],
-    "trtllm_mla": [*MODEL, "--tp", "8", "--attention-backend", "trtllm_mla"],
-    "kept": [
-        *DFLASH, "--tp", "8", "--max-running-requests", "7",
-        "--speculative-draft-attention-backend", "triton",
-    ],
-    "prefill graph": [*DFLASH, "--tp", "8", "--cuda-graph-backend-prefill", "tc_piecewise"],
-    "no such tree": [*MODEL, "--tp", "8", "--speculative-algorithm", "NOSUCHTREE"],
-    "key": [*MODEL, "--tp", "8", "--api-key", "topsecret"],
-    **{name: [*DFLASH, "--tp", "8", *words] for name, words in LOST.items()},
-}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "arch", [pytest.param(arch, marks=pytest.mark.slow) for arch in arch_names(ROOT / "images")]
-)
-def test_every_service_has_the_golden_effective_flags(sglang, arch):
-    servings = services_of(RECIPES, arch)
-    answers = sglang(arch, *(serving.flags for serving in servings))
-    named = {serving.service: answer for serving, answer in zip(servings, answers, strict=True)}
+def test_every_service_has_the_golden_effective_flags(plan, answers):
+    named = {n.removeprefix("service "): a for n, a in answers.items() if n.startswith("service ")}
     assert {name: answer["refused"] for name, answer in named.items() if "refused" in answer} == {}
     found = {name: answer["effective"] for name, answer in named.items()}
-    path = GOLDEN / f"{arch}.json"
+    path = GOLDEN / f"{plan.arch}.json"
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     assert found == json.loads(path.read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def answers(plan, sglang):
-    return dict(zip(CASES, sglang(plan.arch, *CASES.values()), strict=True))
 
 
 def test_sglangs_own_choices_with_dflash(plan, answers):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import uuid
 from collections import Counter
@@ -25,6 +26,7 @@ class Registry:
     login: str = ""
     address: str = ""
     token: bool = False
+    referrers: bool = True
     mountable: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,7 +77,8 @@ def serve(registry: Registry) -> ThreadingHTTPServer:
                 return
             if not self.allowed():
                 return
-            kind = next((k for k in ("uploads", "blobs", "manifests") if f"/{k}/" in url.path), "other")
+            kinds = ("uploads", "blobs", "manifests", "referrers")
+            kind = next((k for k in kinds if f"/{k}/" in url.path), "other")
             fault = registry.fault(f"{self.command} {kind}")
             if fault == "drop":
                 self.rfile.read(min(4096, int(self.headers.get("Content-Length", 0))))
@@ -146,13 +149,41 @@ def serve(registry: Registry) -> ThreadingHTTPServer:
             told = "sha256:" + "0" * 64 if fault == "lie" else query["digest"]
             self.reply(201, Docker_Content_Digest=told)
 
+        def get_blobs(self, path: str, query: dict[str, str], fault: str) -> None:
+            content = registry.blobs.get(path.rpartition("/")[2])
+            self.reply(200 if content is not None else 404, content or b"")
+
         def put_manifests(self, path: str, query: dict[str, str], fault: str) -> None:
-            registry.manifests[path.rpartition("/")[2]] = self.body()
-            self.reply(201)
+            content = self.body()
+            digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+            registry.manifests[path.rpartition("/")[2]] = registry.manifests[digest] = content
+            subject = json.loads(content).get("subject") if registry.referrers else None
+            self.reply(201, **({"OCI_Subject": subject["digest"]} if subject else {}))
 
         def get_manifests(self, path: str, query: dict[str, str], fault: str) -> None:
-            content = registry.manifests[path.rpartition("/")[2]]
-            self.reply(200, content + b" " if fault == "other" else content)
+            content = registry.manifests.get(path.rpartition("/")[2])
+            if content is None:
+                self.reply(404)
+                return
+            kind = json.loads(content).get("mediaType", "")
+            self.reply(200, content + b" " if fault == "other" else content, Content_Type=kind)
+
+        def get_referrers(self, path: str, query: dict[str, str], fault: str) -> None:
+            if not registry.referrers:
+                self.reply(404)
+                return
+            digest = path.rpartition("/")[2]
+            found = {}
+            for content in registry.manifests.values():
+                manifest = json.loads(content)
+                if manifest.get("subject", {}).get("digest") == digest:
+                    name = f"sha256:{hashlib.sha256(content).hexdigest()}"
+                    found[name] = {
+                        "digest": name,
+                        "artifactType": manifest["artifactType"],
+                        "size": len(content),
+                    }
+            self.reply(200, json.dumps({"manifests": list(found.values())}).encode())
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -61,7 +61,6 @@ def judged(measure, users, judge):
             return
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 8])
 def test_known_timing_is_reported_within_2_percent(measure, users):
     def judge(run, late):
@@ -73,7 +72,6 @@ def test_known_timing_is_reported_within_2_percent(measure, users):
     judged(measure, users, judge)
 
 
-@pytest.mark.slow
 def test_the_harness_costs_less_than_5_percent_at_64_users(measure):
     def judge(run, late):
         assert run["tokens_per_s"] > 0.95 * exact_rate(64), late

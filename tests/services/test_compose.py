@@ -18,7 +18,6 @@ from imagebuild.models.source import read_source, source_inputs
 from imagebuild.serving.service import read_model_recipes, services_of
 from tests.modelfiles import locked, small_drafter, small_target, write
 
-pytestmark = pytest.mark.slow  # a user's machine may have no compose, and it takes minutes
 ROOT = project_root().resolve()
 SOURCE = read_source(ROOT / "images", "k26")
 TARGET = small_target(
