@@ -192,7 +192,7 @@ def _wait_for(ready: Any, seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-class _Entered(ChrootBackend):  # type: ignore[misc]
+class _Entered(ChrootBackend):
     """testinfra's chroot, but with the image's user, environment, /proc, /dev and without network."""
 
     def __init__(self, root: str, prefix: list[str]) -> None:
