@@ -8,6 +8,7 @@ import pytest
 
 from imagebuild.cli import run
 from imagebuild.errors import BuildError, CheckFailed, IntegrityError, ManifestError, PreconditionError
+from tests.checkouts import copy_images
 
 
 def test_plan_is_json_on_stdout_and_nothing_else(capsys):
@@ -101,12 +102,7 @@ def test_lock_check_is_offline_and_fits(capsys):
 
 
 def test_lock_check_exits_4_when_stale(monkeypatch, tmp_path, capsys):
-    import shutil
-
-    from imagebuild.catalog import project_root
-
-    images = tmp_path / "images"
-    shutil.copytree(project_root() / "images", images)
+    images = copy_images(tmp_path)
     path = images / "base/bookworm/base.yaml"
     path.write_text(path.read_text().replace("  procps:", "  psmisc:"))
     monkeypatch.setattr("imagebuild.command_plan.images_dir", lambda: images)
@@ -117,12 +113,7 @@ def test_lock_check_exits_4_when_stale(monkeypatch, tmp_path, capsys):
 
 
 def test_render_check_exits_4_and_writes_nothing(monkeypatch, tmp_path, capsys):
-    import shutil
-
-    from imagebuild.catalog import project_root
-
-    images = tmp_path / "images"
-    shutil.copytree(project_root() / "images", images)
+    images = copy_images(tmp_path)
     (images / "sm_90" / "Dockerfile").write_text("FROM scratch\n")
     monkeypatch.setattr("imagebuild.command_plan.images_dir", lambda: images)
     assert run(["render", "--check"]) == 4

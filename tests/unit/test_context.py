@@ -3,7 +3,6 @@
 
 import hashlib
 import os
-import shutil
 
 import pytest
 
@@ -14,6 +13,7 @@ from imagebuild.layer.base import BaseSettings
 from imagebuild.layer.entries import LayerError
 from imagebuild.layer.spec import Artifact, LayerSpec
 from imagebuild.resolve import resolve
+from tests.checkouts import copy_images
 from tests.debs import folder, make_deb, member
 from tests.unit.test_wheel import BASIC, make_wheel
 
@@ -115,8 +115,7 @@ def test_a_failed_step_leaves_no_context(plan, files, tmp_path):
 
 
 def test_a_file_of_ours_that_changed_under_us_is_refused(plan, files, tmp_path):
-    images = tmp_path / "images"
-    shutil.copytree(IMAGES, images)
+    images = copy_images(tmp_path)
     (images / "launch" / "entrypoint").write_text("changed")
     with pytest.raises(IntegrityError, match="changed since the plan"):
         write_contexts(plan, images, tmp_path / "c", lambda a: files / a.file, lambda line: None)

@@ -2,7 +2,6 @@
 """Refreshing locks: what is written, what stays, what is reported."""
 
 import datetime
-import shutil
 
 import pytest
 
@@ -11,6 +10,7 @@ from imagebuild.errors import BuildError
 from imagebuild.layer.spec import Artifact
 from imagebuild.locking import Job, jobs, refresh, stale
 from imagebuild.settings import load_settings
+from tests.checkouts import copy_images
 
 IMAGES = project_root().resolve() / "images"
 DAY = datetime.datetime(2026, 12, 24, 10, tzinfo=datetime.timezone.utc)
@@ -77,8 +77,7 @@ def test_base_only_leaves_python_out():
 
 
 def test_every_stale_or_missing_lock_is_told_at_once(tmp_path):
-    images = tmp_path / "images"
-    shutil.copytree(IMAGES, images)
+    images = copy_images(tmp_path)
     assert stale(images) == []
     (images / "tools" / "python.lock").unlink()
     path = images / "base" / "bookworm" / "base.yaml"

@@ -10,6 +10,7 @@ from imagebuild.catalog import arch_names, project_root, read_recipe
 from imagebuild.errors import IntegrityError, ManifestError
 from imagebuild.plan import from_json, to_text
 from imagebuild.resolve import resolve
+from tests.checkouts import copy_images
 
 IMAGES = project_root().resolve() / "images"
 STACK = "stacks/sglang-0.5.15.post1/stack.yaml"
@@ -17,9 +18,7 @@ STACK = "stacks/sglang-0.5.15.post1/stack.yaml"
 
 @pytest.fixture
 def images(tmp_path):
-    target = tmp_path / "images"
-    shutil.copytree(IMAGES, target)
-    return target
+    return copy_images(tmp_path)
 
 
 def edit(images, name, old, new):
@@ -60,8 +59,8 @@ def test_layers_go_slow_to_fast_and_hold_each_package_once():
     assert names == ["base", "toolchain", "torch", "kernels", "python", "sglang", "launch"]
     packages = [a.name for layer in plan.layers for a in layer.artifacts if a.kind == "wheel"]
     lock = read_recipe(IMAGES, "sm_103").python_lock.read()
-    assert sorted(packages) == sorted(a.name for a in lock.artifacts)
-    assert [a.name for a in plan.layers[-2].artifacts] == ["sglang"]
+    assert sorted(packages) == sorted([*(a.name for a in lock.artifacts), "sglang-ddtree"])
+    assert [a.name for a in plan.layers[-2].artifacts] == ["sglang", "sglang-ddtree"]
 
 
 def test_the_toolchain_is_of_one_release():

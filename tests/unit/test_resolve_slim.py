@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from imagebuild.cli import run
 from imagebuild.errors import ManifestError
 from imagebuild.plan import Plan
 from imagebuild.resolve import resolve
+from tests.checkouts import copy_images
 
 IMAGES = Path(__file__).parents[2] / "images"
 ARCHS = ["sm_90", "sm_103", "sm_120"]
@@ -19,8 +19,7 @@ ARCHS = ["sm_90", "sm_103", "sm_120"]
 
 @pytest.fixture
 def images(tmp_path):
-    shutil.copytree(IMAGES, tmp_path / "images")
-    return tmp_path / "images"
+    return copy_images(tmp_path)
 
 
 def edit_stack(images: Path, old: str, new: str) -> None:
