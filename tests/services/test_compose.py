@@ -25,7 +25,7 @@ TARGET = small_target(
     max_position_embeddings=262144,
 )  # fmt: skip
 DRAFTER = small_drafter(num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=262144)
-SERVICES = ("k26-tp8", "k26-ep8", "k26-ep4", "k26-pp8", "k26-tp8-plain")
+SERVICES = ("k26-tp8", "k26-ep8", "k26-ep4", "k26-tp8-ddtree", "k26-pp8", "k26-tp8-plain")
 # What the machine that tests may not be able to give: a limit above its own, NVLink.
 ACCEPT = "ulimits"
 
@@ -141,7 +141,7 @@ def test_from_a_filled_volume_to_a_passed_preflight_in_one_command(project):
 def test_the_other_services_pass_too(project, service):
     status, answer, text = project.check(service)
     assert status == 0, text
-    assert ("speculative_algorithm" in answer["effective"]) == (service in ("k26-ep8", "k26-ep4"))
+    assert ("speculative_algorithm" in answer["effective"]) == (service not in ("k26-pp8", "k26-tp8-plain"))
 
 
 def test_a_plan_asks_nothing_of_the_host(project):
