@@ -22,8 +22,8 @@ _START_S = 30.0
 def own_engine(folder: Path, **features: bool) -> Iterator[tuple[int, dict[str, str]]]:
     """Run a Docker Engine with nothing in it, below `folder`, which is removed afterwards.
 
-    Yields its process id and the environment that leads the docker command to it. It has no
-    network. `features` are dockerd's, with _ for -.
+    Yields its process id and the environment that leads the docker command to it. Its bridge
+    leads nowhere. `features` are dockerd's, with _ for -.
     """
     folder.mkdir(parents=True)
     asked = {name.replace("_", "-"): value for name, value in features.items()}
@@ -32,7 +32,10 @@ def own_engine(folder: Path, **features: bool) -> Iterator[tuple[int, dict[str, 
     address = f"unix://{sockets}/docker.sock"
     argv = [str(ENGINE / "sbin" / "dockerd"), f"--config-file={folder}/daemon.json", f"--host={address}"]
     argv += [f"--data-root={folder}/data", f"--exec-root={sockets}/run", f"--pidfile={folder}/pid"]
-    argv += [f"--init-path={ENGINE}/bin/docker-init", "--bridge=none", "--iptables=false"]
+    # Not --bridge=none: that deletes docker0, which may be another Engine's.
+    bridge = f"{sockets.name[-8:].lower()}-br"
+    subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
+    argv += [f"--init-path={ENGINE}/bin/docker-init", f"--bridge={bridge}", "--iptables=false"]
     argv += ["--ip6tables=false", *([] if features else ["--storage-driver=overlay2"])]
     path = f"{ENGINE}/bin:{ENGINE}/sbin:{os.environ['PATH']}"
     with open(folder / "log", "wb") as log:
@@ -49,6 +52,7 @@ def own_engine(folder: Path, **features: bool) -> Iterator[tuple[int, dict[str, 
     finally:
         server.terminate()
         server.wait()
+        subprocess.run(["ip", "link", "delete", bridge], check=False)
         for place in (folder, sockets):
             _unmount(place)
             shutil.rmtree(place, ignore_errors=True)

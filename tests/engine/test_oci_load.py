@@ -33,6 +33,7 @@ def run(*argv, **env):
 
 def test_docker_load_into_a_containerd_store(archive, tmp_path):
     path, made = archive
+    bridges = run("ip", "-o", "link", "show", "type", "bridge")
     with own_engine(tmp_path / "engine", containerd_snapshotter=True) as (_, env):
         assert "io.containerd.snapshotter" in run("docker", "info", "-f", "{{.DriverStatus}}", **env)
         run("docker", "load", "-i", str(path), **env)
@@ -40,6 +41,8 @@ def test_docker_load_into_a_containerd_store(archive, tmp_path):
         assert run("docker", "inspect", "-f", "{{.Id}}", made["reference"], **env) == made["digest"]
         told = run("docker", "run", "--rm", "--pull=never", "--network=none", made["reference"], **env)
         assert "sm_103" in told
+    # The machine's own Engine keeps its bridge: one with --bridge=none would have deleted it.
+    assert run("ip", "-o", "link", "show", "type", "bridge") == bridges
 
 
 def test_podman_load_and_run(archive, tmp_path):
