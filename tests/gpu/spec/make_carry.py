@@ -99,6 +99,7 @@ def overlay(out: Path, unpacked: Path) -> None:
                 archive.addfile(info, io.BytesIO(content))
         archive.add(HERE, "kit", filter=lambda i: None if "__pycache__" in i.name else i)
         archive.add(root / "tests/treeoracle.py", "kit/treeoracle.py")
+        archive.add(root / "tests/gpu/two_gpus.py", "kit/two_gpus.py")
 
 
 def main() -> int:

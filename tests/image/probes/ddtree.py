@@ -11,8 +11,7 @@ from sglang.srt.plugins import load_plugins
 load_plugins()
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
-from sglang_ddtree import guard  # noqa: E402
-from sglang_ddtree.runners import hook_is_applied  # noqa: E402
+from sglang_ddtree import guard, hook  # noqa: E402
 
 algorithm = SpeculativeAlgorithm.from_string("DDTREE")
 worker = algorithm.factory(None)
@@ -20,7 +19,7 @@ print(
     json.dumps(
         {
             "algorithm": type(algorithm).__name__,
-            "hook": hook_is_applied(),
+            "hook": hook.is_applied(),
             "different": guard.differences(guard.site_of_sglang()),
             "worker": [base.__name__ for base in worker.__mro__][:2],
         }

@@ -5,6 +5,7 @@
     guard.py      is this the SGLang that it was made for?     no torch
     controller.py measured acceptance and step time → budget   no torch
     algorithm.py  what SGLang asks of a speculative algorithm; refuses what does not work
+    hook.py       the one place where SGLang's own code is told otherwise
     candidates.py the drafter's hidden states → its K best tokens per position
     kernels.py    candidates → tree, mask, positions, slots; target's tokens → path; KV compaction
     runners.py    one target attention backend and one set of CUDA graphs per budget
@@ -26,13 +27,13 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    from sglang_ddtree import hook
     from sglang_ddtree.algorithm import DDTreeAlgorithm
-    from sglang_ddtree.runners import SPEC_INFO_HOOK, tree_spec_info
 
     def worker(server_args: object) -> type:
         from sglang_ddtree.worker import DDTreeWorker
 
         return DDTreeWorker
 
-    HookRegistry.register(SPEC_INFO_HOOK, tree_spec_info, HookType.AROUND)
+    HookRegistry.register(hook.TARGET, hook.spec_info, HookType.AROUND)
     SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=DDTreeAlgorithm)(worker)

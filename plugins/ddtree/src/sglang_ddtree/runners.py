@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +23,6 @@ from sglang.srt.utils import get_available_gpu_memory
 
 from sglang_ddtree.settings import Settings
 
-SPEC_INFO_HOOK = (
-    "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info"
-)
 #: Buffers that init_cuda_graph_state makes and every replay fills anew.
 _SHARED = (
     "cuda_graph_attn_logits", "cuda_graph_swa_attn_logits", "cuda_graph_attn_lse",
@@ -54,24 +50,6 @@ def verify_input(
         custom_mask=mask,
         capture_hidden_mode=CaptureHiddenMode.FULL,
     )
-
-
-def tree_spec_info(original: Callable[..., Any], runner: Any, num_tokens: int) -> Any:
-    """Hook around DecodeCudaGraphRunner.get_spec_info: the target's graphs are captured with a mask."""
-    model_runner = runner.model_runner
-    if model_runner.server_args.speculative_algorithm != "DDTREE" or model_runner.is_draft_worker:
-        return original(runner, num_tokens)
-    width = runner.speculative_num_draft_tokens
-    block = model_runner.server_args.speculative_dflash_block_size
-    return verify_input(width, None if width == block else runner.buffers.custom_mask, None, None)
-
-
-def hook_is_applied() -> bool:
-    """Whether SGLang runs tree_spec_info: a failed hook is only logged there."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    hooks = [hook for _, hook, _ in HookRegistry._hooks.get(SPEC_INFO_HOOK, [])]
-    return SPEC_INFO_HOOK in HookRegistry._patched and tree_spec_info in hooks
 
 
 def kv_buffers(pool: Any) -> list[torch.Tensor]:

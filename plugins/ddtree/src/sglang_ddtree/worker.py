@@ -22,12 +22,13 @@ from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.triton_ops.dflash import _prepare_dflash_draft_block_unchecked
 
+from sglang_ddtree import hook
 from sglang_ddtree.algorithm import settings_of
 from sglang_ddtree.candidates import CandidateHead, gather_best, vocabulary_part
 from sglang_ddtree.controller import Controller
 from sglang_ddtree.kernels import Compaction, build_tree, counts_of, walk
 from sglang_ddtree.metrics import Metrics
-from sglang_ddtree.runners import Runners, Runtime, hook_is_applied, kv_buffers, verify_input
+from sglang_ddtree.runners import Runners, Runtime, kv_buffers, verify_input
 
 SYNC_EVERY = 8  # decode steps between two agreements of tensor-parallel ranks on the budget
 
@@ -36,7 +37,7 @@ class DDTreeWorker(DFlashWorkerV2):
     """DFLASH's worker with trees instead of chains where they are faster."""
 
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
-        if not hook_is_applied():
+        if not hook.is_applied():
             raise RuntimeError("DDTREE: SGLang did not apply the plugin's hook; see the log above.")
         self.settings = settings_of(server_args)
         # The drafter is plain DFLASH: it runs blocks, whatever the tree's size.
