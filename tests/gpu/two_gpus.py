@@ -5,10 +5,10 @@ On a host with several GPUs, after `. tests/gpu/spec/host.sh` and models.py (tes
 
     python3 $GPU_WORK/site/kit/two_gpus.py --gpus 2 --out $OUT [--limit SECONDS]
 
-For tp 1 and tp N of the dense MLA model in float32, custom all-reduce on and off, and for tp 1, tp N and tp N with ep N of
-the mixture of experts in bfloat16: no speculation, DFLASH, DDTREE, with CUDA graphs. Float32 texts must equal those of tp 1
-without speculation, and accepted lengths those of tp 1; bfloat16 must run. Arms follow one another: each takes all
-GPUs. NVLink multicast stays as the host sets it.
+For tp 1 and tp N of the dense MLA model in float32, custom all-reduce on and off, and for tp 1, tp N and
+tp N with ep N of the mixture of experts in bfloat16: no speculation, DFLASH, DDTREE, with CUDA graphs.
+Float32 texts must equal those of tp 1 without speculation, and accepted lengths those of tp 1; bfloat16
+must run. Arms follow one another: each takes all GPUs. NVLink multicast stays as the host sets it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def judge(name: str, target: str, label: str) -> Callable[[Any], list[arms.Verdi
         if target.endswith("bf16"):
             accept = result.get("tasks", {}).get("batch", {}).get("accept")
             return [(bool(result.get("done")), f"{name}: accept {accept}")]
-        found = arms.same_text(name, f"{target}-tp1-none")(run)
+        found: list[arms.Verdict] = arms.same_text(name, f"{target}-tp1-none")(run)
         if label != "none":
             mine, other = (
                 arm.get("tasks", {}).get("batch", {}).get("accept") or 0.0
