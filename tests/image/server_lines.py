@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from imagebuild.catalog import project_root
+from imagebuild.serving.kubernetes import flags_over
 from imagebuild.serving.service import read_model_recipes, services_of
 
 ROOT = project_root().resolve()
+# What Kubernetes puts in for a pod of the second node.
+NODE = {"$(NODE_RANK)": "1", "$(LWS_LEADER_ADDRESS):20000": "10.0.0.1:20000"}
 MODEL = ["--model-path", "/models/Kimi-K2.6", "--trust-remote-code"]
 DFLASH = [
     *MODEL, "--speculative-algorithm", "DFLASH",
@@ -36,7 +39,13 @@ CASES = {
 
 
 def server_lines(arch: str) -> dict[str, list[str]]:
-    """Return every command line by name: the cases, and the services as "service NAME"."""
-    recipes = read_model_recipes(ROOT / "compose", ROOT / "images", "k26")
-    services = {f"service {s.service}": list(s.flags) for s in services_of(recipes, arch)}
-    return {**CASES, **services}
+    """Return every command line by name: the cases, the services as "service NAME", and as "nodes NAME"
+    on the second of two nodes, with the flags that deploy/kubernetes has.
+    """
+    services = services_of(read_model_recipes(ROOT / "compose", ROOT / "images", "k26"), arch)
+    alone = {f"service {serving.service}": list(serving.flags) for serving in services}
+    second = {
+        f"nodes {serving.service}": [NODE.get(word, word) for word in flags_over(serving, 2)]
+        for serving in services
+    }
+    return {**CASES, **alone, **second}

@@ -28,6 +28,16 @@ def test_every_service_has_the_golden_effective_flags(plan, answers):
     assert found == json.loads(path.read_text(encoding="utf-8"))
 
 
+def test_every_service_is_taken_on_a_second_node(answers):
+    named = {name: answer for name, answer in answers.items() if name.startswith("nodes ")}
+    assert {name: answer["refused"] for name, answer in named.items() if "refused" in answer} == {}
+    for name, answer in named.items():
+        found = answer["effective"]
+        assert (found["nnodes"], found["node_rank"]) == (2, 1), name
+        assert found["dist_init_addr"] == "10.0.0.1:20000"
+    assert named
+
+
 def test_sglangs_own_choices_with_dflash(plan, answers):
     found = answers["bare"]["effective"]
     assert found["speculative_num_draft_tokens"] == 8

@@ -29,7 +29,6 @@ def test_right_numbers_pass(reference):
     assert report["torch"] and report["one_token_us"] > 0 and report["bus_gb_per_s"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
