@@ -104,7 +104,7 @@ class Container:
     own = tuple(
         re.compile(pattern)
         for pattern in (
-            r"\.dockerenv$", r"etc/(hosts|hostname|resolv\.conf|mtab)$", r"(dev|proc|sys|mnt)/",
+            r"\.dockerenv$", r"etc/(hosts|hostname|resolv\.conf|mtab)$", r"(dev|proc|sys|mnt)(/|$)",
             r"run/\.containerenv$", r"run/secrets(/|$)",
         )
     )  # fmt: skip
