@@ -50,6 +50,7 @@ ALL = (
     Check("toolchain", "nvcc compiles and links for the arch", needs="nvidia-cuda-nvcc"),
     Check("jit", "SGLang's and FlashInfer's kernels compile and link for the arch", needs="sglang"),
     Check("server-arguments", "SGLang's own argument resolution for the arch", needs="sglang"),
+    Check("metrics", "SGLang registers every metric that dashboards and rules ask for", needs="sglang"),
     Check("preflight", "the preflight answers, with and without GPUs", needs="sglang"),
     Check("any-uid", "starts as its user, as another uid with group 0, and as root"),
     Check("read-only", "starts on a read-only root"),

@@ -173,7 +173,7 @@ def _fact(name):
 
 jit, imports, server, preflight = map(_fact, ("jit", "imports", "server", "preflight"))
 tree, wanted, toolchain, needed = map(_fact, ("tree", "wanted", "toolchain", "needed"))
-bytecode, records, packages = map(_fact, ("bytecode", "records", "packages"))
+bytecode, records, packages, metrics = map(_fact, ("bytecode", "records", "packages", "metrics"))
 
 
 @pytest.fixture(scope="session")

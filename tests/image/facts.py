@@ -124,6 +124,10 @@ def _preflight(image: Image) -> tuple[Result, str]:
     return image.target.traced("check", "--json", *CASES["bare"])
 
 
+def _metrics(image: Image) -> Any:
+    return image.probe("metrics", env=image.stubs)
+
+
 def _plugins(plan: Plan) -> list[str]:
     """Return the import names of the ledger's plugin wheels."""
     return [item["wheel"].partition("-")[0] for item in plan.ledger if "wheel" in item]
@@ -197,6 +201,7 @@ FACTS: dict[str, Callable[[Image], Any]] = {
     "wanted": _wanted,
     "audit": _audit,
     "toolchain": _toolchain,
+    "metrics": _metrics,
     "needed": _needed,
     "bytecode": _bytecode,
     "records": _records,
