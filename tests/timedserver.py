@@ -229,15 +229,15 @@ def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
-def tokenizer_files() -> dict[str, str]:
-    """Return a tokenizer of our words, as the tokenizers library reads it."""
-    vocabulary = {f"t{number}": number for number in range(VOCABULARY)} | {"<unk>": VOCABULARY}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+def tokenizer_files(words: int = VOCABULARY) -> dict[str, str]:
+    """Return a tokenizer of so many of our words, as the tokenizers library reads it."""
+    vocabulary = {f"t{number}": number for number in range(words)}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"}
     whole: dict[str, Any] = {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
     for name in ("truncation", "padding", "normalizer", "post_processor", "decoder"):
         whole[name] = None
     whole["added_tokens"] = []
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}
     return {"tokenizer.json": json.dumps(whole), "tokenizer_config.json": json.dumps(settings)}
 
 
