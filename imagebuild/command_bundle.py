@@ -165,6 +165,7 @@ def diff(old: Path, new: Path, as_json: bool, verbose: int, quiet: bool) -> None
 @click.option(
     "--load", is_flag=True, help="Load the image into the Docker Engine and note it in project/.env."
 )
+@click.option("--unpack", type=click.Path(path_type=Path), help="Unpack the root file system there.")
 @click.option(
     "--models", "models_dir", type=_DIR, help="Check the weights there and note them in project/.env."
 )
@@ -174,6 +175,7 @@ def open_(
     directory: Path,
     digest: str | None,
     load: bool,
+    unpack: Path | None,
     models_dir: Path | None,
     as_json: bool,
     verbose: int,
@@ -182,7 +184,9 @@ def open_(
     """Check every byte of FILE and write its files into DIRECTORY (new). Needs no network."""
     from imagebuild.bundle.format import read_bundle, read_manifest
     from imagebuild.cache import check_space
+    from imagebuild.oci_read import read_layout
     from imagebuild.progress import open_progress
+    from imagebuild.unpack import unpack_image
 
     report = Reporter(quiet)
     if directory.exists():
@@ -201,6 +205,9 @@ def open_(
         shutil.rmtree(temporary, ignore_errors=True)
     value: dict[str, Any] = {"digest": found.digest, "directory": str(directory), **found.about}
     project, arch = directory / "project", str(found.about["arch"])
+    if unpack is not None:
+        image = read_layout(directory / "image")
+        value["paths"] = unpack_image(image.layers, image.blobs, unpack, found.mtime, report)
     if load:
         value["loaded"] = _load(directory / "image", str(found.about["reference"]))
         report(dotenv.note_image(project, arch, value["loaded"], str(found.about["plan"])[:16]))

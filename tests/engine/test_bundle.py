@@ -46,6 +46,7 @@ def test_a_bundle_opens_without_network_runs_and_rebuilds_to_the_same_digest(pro
         "--load",
         "--json",
     ]
+    argv += ["--unpack", str(tmp_path / "root")]
     done = in_no_network(project, *argv)
     assert done.returncode == 0, done.stderr[-3000:]
     reference = about["reference"]
@@ -55,6 +56,8 @@ def test_a_bundle_opens_without_network_runs_and_rebuilds_to_the_same_digest(pro
         assert "sm_103" in said
     finally:
         subprocess.run(["docker", "rmi", "-f", reference], capture_output=True, check=False)
+    inside = ["chroot", str(tmp_path / "root"), "/opt/venv/bin/python", "-c", "import click; print(1)"]
+    assert subprocess.run(inside, capture_output=True, text=True, check=True).stdout == "1\n"
     env = (opened / "project" / ".env").read_text()
     assert json.loads(done.stdout)["loaded"] in env
     assert "IMAGEBUILD_ARCH=sm_103" in env
