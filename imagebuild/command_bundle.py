@@ -75,6 +75,7 @@ def make(  # noqa: PLR0913, PLR0917 - one parameter per option
     from imagebuild.bundle.format import make_manifest, write_bundle
     from imagebuild.cache import Store, check_space
     from imagebuild.engine_oci import OciEngine
+    from imagebuild.papers import receipts_folder
     from imagebuild.progress import open_progress
     from imagebuild.resolve import resolve
 
@@ -84,7 +85,8 @@ def make(  # noqa: PLR0913, PLR0917 - one parameter per option
     report(f"engine oci: {engine.require()}")
     image = engine.image(plan, made_contexts(plan, settings, source, quiet, report)[1], report)
     store = Store(settings.cache_dir)
-    extras = Extras(packages, tool, papers, results, host)
+    own = receipts_folder(settings.cache_dir, image.digest)
+    extras = Extras(packages, tool, (*papers, own) if own.is_dir() else papers, results, host)
     members = contents(plan, image, project_root().resolve(), lambda a: store.path(a.sha256), extras)
     about = {
         "arch": plan.arch,
@@ -170,7 +172,7 @@ def diff(old: Path, new: Path, as_json: bool, verbose: int, quiet: bool) -> None
     "--models", "models_dir", type=_DIR, help="Check the weights there and note them in project/.env."
 )
 @output_options
-def open_(
+def open_(  # noqa: PLR0913, PLR0917 - one parameter per option
     file: Path,
     directory: Path,
     digest: str | None,
