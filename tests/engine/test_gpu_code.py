@@ -29,6 +29,7 @@ from imagebuild.layer.proof import prove
 from imagebuild.layer.scan import FileCode, scan
 from imagebuild.layer.slim_file import slim_file
 from imagebuild.plan import Plan
+from imagebuild.plugin import is_local
 from imagebuild.resolve import resolve
 from imagebuild.settings import load_settings
 from tests.gpufiles import library
@@ -61,7 +62,8 @@ def libraries(
 ) -> Iterator[Iterator[tuple[str, str, Path]]]:
     """Yield (package, member, file) of each library with GPU code, one at a time on disk."""
     settings = load_settings({})
-    wheels = [a for layer in plan.layers for a in layer.artifacts if a.kind == "wheel"]
+    found = [a for layer in plan.layers for a in layer.artifacts]
+    wheels = [a for a in found if a.kind == "wheel" and not is_local(a)]  # no index has a plugin of ours
     store = fetch(wheels, settings, created=plan.created)
     facts = plan_facts(wheels, lambda a: store.path(a.sha256), settings.cache_dir, lambda _: None)
     folder = tmp_path_factory.mktemp("libraries")

@@ -19,7 +19,6 @@ def test_sglang_knows_the_algorithm_and_is_the_one_it_was_made_for(image, plan):
     }
 
 
-@pytest.mark.slow
 def test_kernels_equal_the_oracle_in_tritons_interpreter(image, plan, host):
     if not any(item["id"] == "ddtree" for item in plan.ledger):
         return
