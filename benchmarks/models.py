@@ -155,7 +155,7 @@ def measure_fetch(root: Path, repo: LockedRepo) -> dict[str, list[Times]]:
 
 
 def measure_verify(root: Path, repo: LockedRepo, megabytes: int) -> dict[str, list[Times]]:
-    """Verify all bytes; hash the same files, and as many bytes in memory, on all cores and do nothing else."""
+    """Verify all bytes; hash the same files, and as many bytes in memory, with nothing else around it."""
     (root / "lock.json").write_text(repo.model_dump_json())
     times: dict[str, list[Times]] = {VERIFIED: [], FROM_FILES: [], IN_MEMORY: []}
     for _ in range(TURNS):
