@@ -157,6 +157,16 @@ def made_contexts(
     return dockerfile, contexts
 
 
+def embedded_image(
+    plan: Plan, settings: Settings, source: Path | None, quiet: bool, report: Reporter
+) -> OciImage:
+    """Fetch everything and build the image with the embedded engine, as its defaults are."""
+    engine = OciEngine(settings.cache_dir)
+    report(f"engine oci: {engine.require()}")
+    _, contexts = made_contexts(plan, settings, source, quiet, report)
+    return engine.image(plan, contexts, report)
+
+
 def contexts_for(plan: Plan, options: BuildOptions, report: Reporter) -> tuple[Path, dict[str, Path]]:
     """Fetch, and make the build contexts if the build goes that far."""
     given = (plan, options.settings, options.source, options.quiet, report)

@@ -17,15 +17,14 @@ from imagebuild.building import (
     contexts_for,
     docker_image,
     dry_run,
+    embedded_image,
     fetch_plan,
-    made_contexts,
     oci_image,
 )
 from imagebuild.cache import Store
 from imagebuild.catalog import arch_names, project_root
 from imagebuild.context import remove_contexts
 from imagebuild.engine_docker import DockerEngine
-from imagebuild.engine_oci import OciEngine
 from imagebuild.fetch import export_to
 from imagebuild.oci_layers import remove_layers
 from imagebuild.options import (
@@ -155,9 +154,7 @@ def unpack(
     """Build with the embedded engine and unpack the root file system into DIRECTORY (empty or new)."""
     report = Reporter(quiet)
     plan = resolve(images_dir(), arch)
-    engine = OciEngine(settings.cache_dir)
-    report(f"engine oci: {engine.require()}")
-    image = engine.image(plan, made_contexts(plan, settings, source, quiet, report)[1], report)
+    image = embedded_image(plan, settings, source, quiet, report)
     count = unpack_image(image.layers, image.blobs, directory, plan.mtime, report)
     value = {"digest": image.digest, "directory": str(directory), "paths": count}
     print_result(as_json, value, image.digest)

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from imagebuild import __version__, dotenv
-from imagebuild.building import made_contexts
+from imagebuild.building import embedded_image
 from imagebuild.catalog import project_root
 from imagebuild.errors import IntegrityError, PreconditionError
 from imagebuild.options import (
@@ -74,16 +74,13 @@ def make(  # noqa: PLR0913, PLR0917 - one parameter per option
     from imagebuild.bundle.contents import Extras, contents
     from imagebuild.bundle.format import make_manifest, write_bundle
     from imagebuild.cache import Store, check_space
-    from imagebuild.engine_oci import OciEngine
     from imagebuild.papers import receipts_folder
     from imagebuild.progress import open_progress
     from imagebuild.resolve import resolve
 
     report = Reporter(quiet)
     plan = resolve(images_dir(), arch, slim=not no_slim)
-    engine = OciEngine(settings.cache_dir)
-    report(f"engine oci: {engine.require()}")
-    image = engine.image(plan, made_contexts(plan, settings, source, quiet, report)[1], report)
+    image = embedded_image(plan, settings, source, quiet, report)
     store = Store(settings.cache_dir)
     own = receipts_folder(settings.cache_dir, image.digest)
     extras = Extras(packages, tool, (*papers, own) if own.is_dir() else papers, results, host)

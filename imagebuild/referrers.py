@@ -14,7 +14,6 @@ import hashlib
 import json
 import re
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,8 @@ from imagebuild.digest import canonical_json
 from imagebuild.errors import IntegrityError, ManifestError, PreconditionError
 from imagebuild.hostconf import HostNetwork
 from imagebuild.oci_layout import MANIFEST
-from imagebuild.registry import parse_target
-from imagebuild.registry_auth import RegistryAuth, find_login
-from imagebuild.registry_upload import Target, Upload, push_bytes
-from imagebuild.session import Reach, Session, open_session
-from imagebuild.transfer import Retry
+from imagebuild.registry import connect, parse_target
+from imagebuild.registry_upload import Upload, push_bytes
 from imagebuild.unpack import layer_members
 
 ARTIFACT = "application/vnd.imagebuild.receipt.v1+json"
@@ -76,19 +72,6 @@ def open_remote(text: str, host: HostNetwork) -> Remote:
 
 def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def connect(target: Target, host: HostNetwork, retry: Retry | None = None) -> Upload:
-    """Return a connection to a repository, with the host's proxies, CAs and docker's login."""
-    local, reach = threading.local(), Reach()
-
-    def session() -> Session:
-        if not hasattr(local, "session"):
-            local.session = open_session(host, reach)
-        made: Session = local.session
-        return made
-
-    return Upload(target, session, RegistryAuth(find_login(target.host)), retry or Retry())
 
 
 def get_manifest(registry: Upload, reference: str) -> Stored | None:

@@ -48,6 +48,19 @@ def parse_target(text: str, default_tag: str) -> Target:
     return Target(match["host"], match["repository"], match["tag"] or default_tag)
 
 
+def connect(target: Target, host: HostNetwork, retry: Retry | None = None) -> Upload:
+    """Return a connection to a repository, with the host's proxies, CAs and docker's login."""
+    local, reach = threading.local(), Reach()
+
+    def session() -> Session:
+        if not hasattr(local, "session"):
+            local.session = open_session(host, reach)
+        made: Session = local.session
+        return made
+
+    return Upload(target, session, RegistryAuth(find_login(target.host)), retry or Retry())
+
+
 class _Sent:
     """A `Task` that counts, and hands on to the bar that there may be later."""
 
@@ -91,15 +104,7 @@ class Pusher:
         mount_from: str | None = None,
         retry: Retry | None = None,
     ) -> None:
-        local, reach = threading.local(), Reach()
-
-        def session() -> Session:
-            if not hasattr(local, "session"):
-                local.session = open_session(host, reach)
-            made: Session = local.session
-            return made
-
-        self._push = Upload(target, session, RegistryAuth(find_login(target.host)), retry or Retry())
+        self._push = connect(target, host, retry)
         self._blobs, self._mount_from, self._sent = blobs, mount_from, _Sent()
         self._pool = ThreadPoolExecutor(PARALLEL)
         self._jobs: dict[str, Future[None]] = {}
